@@ -59,7 +59,7 @@ func TestDashboardsShowModelsJobsAndWorkers(t *testing.T) {
 mesh: models
 stages:
   read:
-    runner: {onnx_models: {max_rows: 1}}
+    runner: {onnx_models: {engine: go, max_rows: 1}}
     models: {capacity: 4MiB, default_size: 128KiB, root: .}
     queue: {ack_wait: 1s}
   echo: {runner: {worker: {command: [python3, echo.py]}}}

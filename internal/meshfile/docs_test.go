@@ -20,7 +20,6 @@ import (
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
-	"github.com/stagemesh/stagemesh/services/onnx"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
@@ -76,7 +75,7 @@ var settings = map[string]reflect.Type{
 	"image_decode": reflect.TypeFor[runners.ImageDecodeSettings](),
 	"model_server": reflect.TypeFor[modelserver.Settings](),
 	"onnx":         reflect.TypeFor[runners.OnnxSettings](),
-	"onnx_models":  reflect.TypeFor[onnx.ModelsSettings](),
+	"onnx_models":  reflect.TypeFor[runners.OnnxModelsSettings](),
 	"top_k":        reflect.TypeFor[runners.TopKSettings](),
 	"echo":         reflect.TypeFor[runners.EchoSettings](),
 	"echo_models":  reflect.TypeFor[runners.EchoSettings](),
@@ -173,7 +172,7 @@ var (
 )
 
 // sections returns the keys in the first column of each section's tables. A heading may
-// name two sections.
+// name several sections.
 func sections(text string) map[string][]string {
 	out := map[string][]string{}
 	var at []string

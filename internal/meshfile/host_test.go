@@ -57,7 +57,7 @@ func TestEveryShippedRunnerIsBuilt(t *testing.T) {
 mesh: m
 stages:
   image-decode: {runner: {image_decode: {width: 8, height: 4, concurrency: 2}}}
-  onnx: {runner: {onnx: {model: m.onnx, concurrency: 3, axes: {sequence: 128}}}}
+  onnx: {runner: {onnx: {model: m.onnx, concurrency: 3, axes: {sequence: 128}, batch_axis: 1}}}
   onnx-models: {runner: {onnx_models: {max_rows: 8, concurrency: 11}}, models: {root: models}}
   model-server: {runner: {model_server: {address: "unix:/run/s", control: repository, data_address: "[::1]:9000", concurrency: 10}}}
   top-k: {runner: {top_k: {labels: [0, one, 2], concurrency: 4}}}

@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -83,7 +84,7 @@ func newVersion() *cobra.Command {
 func printEngines(cmd *cobra.Command, file *meshfile.File) error {
 	for _, stage := range file.StageNames() {
 		host, err := file.Host(stage)
-		if r, ok := host.Runner.(*runners.Onnx); ok && err == nil {
+		if r, ok := host.Runner.(interface{ Describe(context.Context) string }); ok && err == nil {
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "stage %s: %s\n", stage, r.Describe(cmd.Context()))
 		}
 		if err != nil {

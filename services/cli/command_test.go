@@ -140,14 +140,14 @@ func TestHelpAndCompletionKnowEveryVerb(t *testing.T) {
 
 func TestConfigCheckNamesTheEngine(t *testing.T) {
 	t.Parallel()
-	path := testbed.MeshFile(t, "mesh: m\nstages:\n  a: {runner: {onnx: {model: m.onnx, engine: go}}}\n  b: {runner: {onnx: {model: m.onnx, python: ./none}}}\n  c: {runner: {onnx: {model: m.onnx, python: ./none, threads: 2}}}\n  d: {runner: {echo: {}}}\n")
+	path := testbed.MeshFile(t, "mesh: m\nstages:\n  a: {runner: {onnx: {model: m.onnx, engine: go}}}\n  b: {runner: {onnx: {model: m.onnx, python: ./none}}}\n  c: {runner: {onnx: {model: m.onnx, python: ./none, threads: 2}}}\n  d: {runner: {echo: {}}}\n  e: {runner: {onnx_models: {engine: go}}, models: {root: .}}\nregistry: {nats: {}}\n")
 	if err := os.WriteFile(filepath.Join(filepath.Dir(path), "m.onnx"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	python := filepath.Join(filepath.Dir(path), "none")
 	why := python + " does not import onnxruntime: fork/exec " + python + ": no such file or directory; to install it: " + python + " -m pip install onnxruntime\n"
 	want := "stage a: Go, on the CPU\nstage b: Go, on the CPU, which is far slower for most models: " + why +
-		"stage c: it would not start here: engine: go has no providers, threads, graph_optimization, cache, outputs, batch_axis and replicas; use auto or onnxruntime: " + why
+		"stage c: it would not start here: engine: go has no providers, threads, graph_optimization, cache, outputs, batch_axis and replicas; use auto or onnxruntime: " + why + "stage e: Go, on the CPU\n"
 	if out, err := run(t, "config", "check", path); err != nil || !strings.HasPrefix(out, want) {
 		t.Errorf("got %v, %s\nwant %s", err, out, want)
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os/exec"
 	"path/filepath"
@@ -19,8 +20,8 @@ import (
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 
-// side is the extent of the pictures, and plane their pixels.
-const side, plane = 64, 64 * 64
+// side is the extent of the pictures of the small network.
+const side = 64
 
 // convolutions is x[n, 3, 64, 64] -> three convolutions with strides of 2, 64 channels each -> the
 // mean of each channel -> Gemm -> y[n, 10], with random weights.
@@ -47,26 +48,80 @@ func convolutions() file {
 	return out
 }
 
+// resnet50 has the shape of ResNet-50 on pictures of that extent, with random weights.
+func resnet50(extent int64) file {
+	source := rand.New(rand.NewPCG(5, 6))
+	out := file{
+		inputs:  []value{{name: "x", element: elementFloat, shape: []int64{0, 3, extent, extent}, axes: []string{"n", "", "", ""}}},
+		outputs: []value{{name: "y", element: elementFloat, shape: []int64{0, 1000}, axes: []string{"n", ""}}},
+	}
+	weights := func(shape ...int64) string {
+		n, _ := tensor.Elements(shape)
+		w := weight{name: fmt.Sprint("w", len(out.weights)), shape: shape, values: random(source, int(n))}
+		for i := range w.values {
+			w.values[i] *= float32(math.Sqrt(2 / float64(n/shape[0])))
+		}
+		out.weights = append(out.weights, w)
+		return w.name
+	}
+	node := func(kind string, attributes map[string][]int64, in ...string) string {
+		name := fmt.Sprint("v", len(out.nodes))
+		out.nodes = append(out.nodes, op{kind: kind, in: in, out: []string{name}, attributes: attributes})
+		return name
+	}
+	conv := func(from string, in, to, size, stride int64) string {
+		pad := size / 2
+		return node("Conv", map[string][]int64{"pads": {pad, pad, pad, pad}, "strides": {stride, stride}}, from, weights(to, in, size, size), weights(to))
+	}
+	at := node("Relu", nil, conv("x", 3, 64, 7, 2))
+	at = node("MaxPool", map[string][]int64{"kernel_shape": {3, 3}, "pads": {1, 1, 1, 1}, "strides": {2, 2}}, at)
+	channels := int64(64)
+	for stage, blocks := range []int{3, 4, 6, 3} {
+		width := int64(64) << stage
+		for block := range blocks {
+			stride, skip := int64(1), at
+			if block == 0 {
+				stride = min(2, int64(stage)+1)
+				skip = conv(at, channels, 4*width, 1, stride)
+			}
+			h := node("Relu", nil, conv(at, channels, width, 1, 1))
+			h = node("Relu", nil, conv(h, width, width, 3, stride))
+			at = node("Relu", nil, node("Add", nil, conv(h, width, 4*width, 1, 1), skip))
+			channels = 4 * width
+		}
+	}
+	at = node("Flatten", nil, node("GlobalAveragePool", nil, at))
+	out.nodes = append(out.nodes, op{kind: "MatMul", in: []string{at, weights(channels, 1000)}, out: []string{"y"}})
+	return out
+}
+
 // BenchmarkOnnxruntime runs batches of so many rows in a stage, with one request for each, and in a
-// loop of Python without a mesh.
+// loop of Python without a mesh: of a small network, and of one like ResNet-50.
 func BenchmarkOnnxruntime(b *testing.B) {
-	model := testbed.WriteFile(b, "m.onnx", convolutions().bytes())
-	for _, rows := range []int{1, 8, 32} {
-		b.Run(fmt.Sprintf("rows=%d/bare", rows), func(b *testing.B) { benchmarkBare(b, model, rows) })
-		b.Run(fmt.Sprintf("rows=%d/stage", rows), func(b *testing.B) {
-			s := runners.OnnxSettings{Settings: onnx.Settings{Model: model}, Engine: "onnxruntime", Python: python(b)}
-			mesh := inMesh(b, s, batch.Settings{Mode: batch.Eager, MaxSize: rows})
-			x, err := tensor.FromFP32([]int64{int64(rows), 3, side, side}, make([]float32, rows*3*plane))
-			if err != nil {
-				b.Fatal(err)
-			}
-			request := &stagemesh.Request{Pipeline: "stage:m", Inputs: []payload.Part{payload.OfTensor("x", x)}}
-			for b.Loop() {
-				if _, err := mesh.Infer(b.Context(), request); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
+	for name, m := range map[string]struct {
+		file   file
+		extent int
+	}{"small": {convolutions(), side}, "resnet50": {resnet50(224), 224}} {
+		model := testbed.WriteFile(b, "m.onnx", m.file.bytes())
+		for _, rows := range []int{1, 8, 32} {
+			b.Run(fmt.Sprintf("%s/rows=%d/bare", name, rows), func(b *testing.B) { benchmarkBare(b, model, rows) })
+			b.Run(fmt.Sprintf("%s/rows=%d/stage", name, rows), func(b *testing.B) { benchmarkStage(b, model, rows, m.extent) })
+		}
+	}
+}
+
+func benchmarkStage(b *testing.B, model string, rows, extent int) {
+	s := runners.OnnxSettings{Settings: onnx.Settings{Model: model}, OnnxEngine: runners.OnnxEngine{Engine: "onnxruntime", Python: python(b)}}
+	mesh := inMesh(b, s, batch.Settings{Mode: batch.Eager, MaxSize: rows})
+	x, err := tensor.FromFP32([]int64{int64(rows), 3, int64(extent), int64(extent)}, make([]float32, rows*3*extent*extent))
+	if err != nil {
+		b.Fatal(err)
+	}
+	request := &stagemesh.Request{Pipeline: "stage:m", Inputs: []payload.Part{payload.OfTensor("x", x)}}
+	for b.Loop() {
+		if _, err := mesh.Infer(b.Context(), request); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 

@@ -56,6 +56,7 @@ type weight struct {
 
 const (
 	elementFloat  = 1
+	elementUint16 = 4
 	elementInt64  = 7
 	elementBool   = 9
 	elementFloat8 = 17

@@ -40,7 +40,7 @@ func python(t testing.TB) string {
 // byORT returns settings of onnxruntime, for a file that has the model.
 func byORT(t testing.TB, f file) runners.OnnxSettings {
 	t.Helper()
-	return runners.OnnxSettings{Settings: onnx.Settings{Model: testbed.WriteFile(t, "m.onnx", f.bytes())}, Engine: "onnxruntime", Python: python(t)}
+	return runners.OnnxSettings{Settings: onnx.Settings{Model: testbed.WriteFile(t, "m.onnx", f.bytes())}, OnnxEngine: runners.OnnxEngine{Engine: "onnxruntime", Python: python(t)}}
 }
 
 // startEngine starts a runner that is stopped with the test.
@@ -122,7 +122,7 @@ func TestEnginesAgree(t *testing.T) {
 	for name, data := range files {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := runners.OnnxSettings{Settings: onnx.Settings{Model: testbed.WriteFile(t, "m.onnx", data), Options: onnx.Options{Concurrency: 2}}, Python: python(t)}
+			s := runners.OnnxSettings{Settings: onnx.Settings{Model: testbed.WriteFile(t, "m.onnx", data), Options: onnx.Options{Concurrency: 2}}, OnnxEngine: runners.OnnxEngine{Python: python(t)}}
 			fast := mustStart(t, s)
 			s.Engine = "go"
 			slow := mustStart(t, s)
@@ -223,6 +223,52 @@ func TestAxesComeFromTheFile(t *testing.T) {
 	}
 }
 
+func TestRowsMayBeAnotherAxis(t *testing.T) {
+	t.Parallel()
+	f := identity(elementFloat, "length", "n", "")
+	f.inputs[0].shape[2], f.outputs[0].shape[2] = 2, 2
+	f.nodes[0] = op{kind: "Softmax", in: []string{"x"}, out: []string{"y"}, attributes: map[string][]int64{"axis": {0}}}
+	s := byORT(t, f)
+	s.BatchAxis, s.MaxRows = "1", 2
+	r := mustStart(t, s)
+	if spec := r.Spec(); !slices.Equal(spec.Inputs[0].Shape, []int64{-1, -1, 2}) || !slices.Equal(spec.Outputs[0].Shape, []int64{-1, -1, 2}) || spec.BatchAxis != runner.BatchRows {
+		t.Errorf("the spec is %v", spec)
+	}
+	// Of each row, [3, 2], the columns are equal numbers, so y is a third everywhere.
+	got, err := do(t.Context(), r, item(t, "x", []float32{1, 9, 1, 9, 1, 9, 2, 3, 2, 3, 2, 3}, 2, 3, 2), item(t, "x", []float32{5, 0, 5, 0, 5, 0}, 1, 3, 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, rows := range []int{2, 1} {
+		y := values(t, got[i], 0)
+		if want := slices.Repeat([]float32{1. / 3}, 6*rows); !near(y, want) || !slices.Equal(got[i].Parts[0].Tensor.Shape, []int64{int64(rows), 3, 2}) {
+			t.Errorf("item %d: got %v", i, got[i].Parts[0].Tensor)
+		}
+	}
+	s.BatchAxis = "2"
+	if _, err := startEngine(t, s, nil); err == nil || !strings.Contains(err.Error(), "whose axis 2 would be the rows of a batch and must be dynamic") {
+		t.Errorf("with a fixed axis it starts with %v", err)
+	}
+}
+
+func TestFixedAxesReachOnnxruntime(t *testing.T) {
+	t.Parallel()
+	s := byORT(t, identity(elementFloat, "n", "length"))
+	s.Cache = t.TempDir()
+	for _, extent := range []int{7, 5} { // each has an optimised model
+		s.Axes = map[string]int{"length": extent}
+		r := mustStart(t, s)
+		if got, err := do(t.Context(), r, item(t, "x", make([]float32, extent), 1, int64(extent))); err != nil || got[0].Fault != nil {
+			t.Error(err, got)
+		}
+		// The stage refuses it before.
+		_, err := do(t.Context(), r, item(t, "x", make([]float32, 6), 1, 6))
+		if want := fmt.Sprint("Got: 6 Expected: ", extent); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("with another extent it ends with %v, not %s", err, want)
+		}
+	}
+}
+
 // A model of two outputs, one of which no datatype stands for.
 func TestOutputsAreSelected(t *testing.T) {
 	t.Parallel()
@@ -292,7 +338,7 @@ func TestBadModelIsRefusedAtTheStart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := runners.OnnxSettings{Settings: onnx.Settings{Model: testbed.WriteFile(t, "m.onnx", row.data)}, Engine: "onnxruntime", Python: python(t)}
+			s := runners.OnnxSettings{Settings: onnx.Settings{Model: testbed.WriteFile(t, "m.onnx", row.data)}, OnnxEngine: runners.OnnxEngine{Engine: "onnxruntime", Python: python(t)}}
 			row.change(&s)
 			_, err := startEngine(t, s, nil)
 			if err == nil || !strings.Contains(err.Error(), row.want) || strings.Contains(err.Error(), "Traceback") {
@@ -424,7 +470,7 @@ func TestGoStandsInForOnnxruntime(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			install := "to install it: " + row.python + " -m pip install onnxruntime"
-			s := runners.OnnxSettings{Settings: onnx.Settings{Model: model}, Python: row.python}
+			s := runners.OnnxSettings{Settings: onnx.Settings{Model: model}, OnnxEngine: runners.OnnxEngine{Python: row.python}}
 			var log testbed.Log
 			r, err := startEngine(t, s, &log)
 			if err != nil {
@@ -544,14 +590,14 @@ func TestOptimisedModelIsKept(t *testing.T) {
 func TestWrongEngineKeysAreRefused(t *testing.T) {
 	t.Parallel()
 	const goLacks = "engine: go has no providers, threads, graph_optimization, cache, outputs, batch_axis and replicas; use auto or onnxruntime"
-	for want, s := range map[string]runners.OnnxSettings{
+	for want, e := range map[string]runners.OnnxEngine{
 		`engine: "ort" is not one of auto, onnxruntime, go`:                      {Engine: "ort"},
 		`graph_optimization: "most" is not one of disable, basic, extended, all`: {Onnxruntime: runners.Onnxruntime{GraphOptimization: "most"}},
-		`batch_axis: "1" is not one of rows, none`:                               {Onnxruntime: runners.Onnxruntime{BatchAxis: "1"}},
+		`batch_axis: "16" is not rows, none or the number of an axis below 16`:   {Onnxruntime: runners.Onnxruntime{BatchAxis: "16"}},
+		`batch_axis: "-1" is not rows, none or the number of an axis below 16`:   {Onnxruntime: runners.Onnxruntime{BatchAxis: "-1"}},
 		goLacks: {Engine: "go", Onnxruntime: runners.Onnxruntime{Providers: []string{"CPU"}}},
 	} {
-		s.Model = "m.onnx"
-		if _, err := runners.NewOnnx(s); err == nil || err.Error() != want {
+		if _, err := runners.NewOnnx(runners.OnnxSettings{Settings: onnx.Settings{Model: "m.onnx"}, OnnxEngine: e}); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
 	}

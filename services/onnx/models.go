@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -86,8 +87,8 @@ func newModels(options Options, limits runner.ModelLimits, from source) *inproc.
 // SetHost implements runner.HostAware.
 func (r *Models) SetHost(h runner.HostInfo) { r.root = h.ModelRoot }
 
-// Start implements runner.Runner.
-func (r *Models) Start(ctx context.Context) error {
+// CheckFiles returns an error if the folder of the models is not there.
+func (r *Models) CheckFiles() error {
 	if r.root == "" {
 		return errors.New("models.root: is the folder of the ONNX files and is missing")
 	}
@@ -95,7 +96,23 @@ func (r *Models) Start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("models.root: %w", err)
 	}
-	return errors.Join(root.Close(), r.ModelRunner.Start(ctx))
+	return root.Close()
+}
+
+// Start implements runner.Runner.
+func (r *Models) Start(ctx context.Context) error {
+	if err := r.CheckFiles(); err != nil {
+		return err
+	}
+	return r.ModelRunner.Start(ctx)
+}
+
+// Path returns the absolute path of a model's file. A source that leaves the folder is invalid.
+func (r *Models) Path(m model.Model) (string, error) {
+	if err := r.in(m, func(*os.Root) error { return nil }); err != nil {
+		return "", err
+	}
+	return filepath.Abs(filepath.Join(r.root, m.Source))
 }
 
 // read returns the file of a model. A source that leaves the folder is invalid: as an absolute

@@ -12,11 +12,14 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/worker"
+	"github.com/stagemesh/stagemesh/mesh/model"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/sdk/python"
 	"github.com/stagemesh/stagemesh/services/onnx"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -25,6 +28,17 @@ import (
 // OnnxSettings configure a stage of one ONNX model.
 type OnnxSettings struct {
 	onnx.Settings
+	OnnxEngine
+}
+
+// OnnxModelsSettings configure a stage of many of them.
+type OnnxModelsSettings struct {
+	onnx.ModelsSettings
+	OnnxEngine
+}
+
+// OnnxEngine says what runs models, and how.
+type OnnxEngine struct {
 	// Engine is onnxruntime, go, or auto: onnxruntime where Python imports it, else Go.
 	Engine string `yaml:"engine"`
 	// Python is the program that has onnxruntime and numpy. With a slash it is relative to the
@@ -45,7 +59,7 @@ type Onnxruntime struct {
 	Cache string `yaml:"cache,path"`
 	// Outputs are those that are computed; empty means all.
 	Outputs []string `yaml:"outputs"`
-	// BatchAxis is rows, or none: then items are not joined.
+	// BatchAxis is the number of the axis of rows, rows for 0, or none: then items are not joined.
 	BatchAxis string `yaml:"batch_axis"`
 	// Replicas are the worker processes; none means one.
 	Replicas []WorkerReplica `yaml:"replicas"`
@@ -53,21 +67,34 @@ type Onnxruntime struct {
 
 // RelativeTo returns the settings with the path of Python joined to the folder.
 func (s OnnxSettings) RelativeTo(folder string) OnnxSettings {
-	if strings.Contains(s.Python, "/") && !filepath.IsAbs(s.Python) {
-		s.Python = filepath.Join(folder, s.Python)
-	}
+	s.Python = relativeTo(folder, s.Python)
 	return s
 }
 
-func (s OnnxSettings) validate() error {
+// RelativeTo returns the settings with the path of Python joined to the folder.
+func (s OnnxModelsSettings) RelativeTo(folder string) OnnxModelsSettings {
+	s.Python = relativeTo(folder, s.Python)
+	return s
+}
+
+func relativeTo(folder, program string) string {
+	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
+		return filepath.Join(folder, program)
+	}
+	return program
+}
+
+func (s OnnxEngine) validate() error {
 	for _, one := range [][]string{
 		{"engine", s.Engine, "auto", "onnxruntime", "go"},
 		{"graph_optimization", s.GraphOptimization, "disable", "basic", "extended", "all"},
-		{"batch_axis", s.BatchAxis, "rows", "none"},
 	} {
 		if key, value, allowed := one[0], one[1], one[2:]; value != "" && !slices.Contains(allowed, value) {
 			return fmt.Errorf("%s: %q is not one of %s", key, value, strings.Join(allowed, ", "))
 		}
+	}
+	if n, err := strconv.ParseUint(s.BatchAxis, 10, 0); !slices.Contains([]string{"", "rows", "none"}, s.BatchAxis) && (err != nil || n >= tensor.MaxRank) {
+		return fmt.Errorf("batch_axis: %q is not rows, none or the number of an axis below %d", s.BatchAxis, tensor.MaxRank)
 	}
 	if s.Engine == "go" && s.needsORT() {
 		return errors.New("engine: " + goLacks)
@@ -77,14 +104,17 @@ func (s OnnxSettings) validate() error {
 
 const goLacks = "go has no providers, threads, graph_optimization, cache, outputs, batch_axis and replicas; use auto or onnxruntime"
 
-func (s OnnxSettings) needsORT() bool { return !reflect.ValueOf(s.Onnxruntime).IsZero() }
+func (s OnnxEngine) needsORT() bool { return !reflect.ValueOf(s.Onnxruntime).IsZero() }
 
 // Onnx runs one ONNX model, by onnxruntime in worker processes or by the engine in Go.
 type Onnx struct {
-	settings OnnxSettings
-	inGo     *onnx.Runner
-	worker   *worker.Runner
-	log      *slog.Logger
+	settings OnnxEngine
+	// files names the models, check returns what is wrong with their files.
+	files  string
+	check  func() error
+	inGo   runner.Runner
+	worker *worker.Runner
+	log    *slog.Logger
 	// usesORT is set by Start.
 	usesORT atomic.Bool
 }
@@ -99,26 +129,42 @@ var (
 
 // NewOnnx returns a runner of the model that the settings name. It reads and starts nothing.
 func NewOnnx(s OnnxSettings) (*Onnx, error) {
-	if err := s.validate(); err != nil {
-		return nil, err
-	}
 	inGo, err := onnx.New(s.Settings)
 	if err != nil {
 		return nil, err
 	}
+	r := &Onnx{files: s.Model, inGo: inGo, check: func() error {
+		if _, err := os.Stat(s.Model); err != nil {
+			return fmt.Errorf("model: %w", err)
+		}
+		return nil
+	}}
+	return r, r.configure(s, "onnx_worker.py", map[string]string{})
+}
+
+// configure makes the worker, whose options are the settings.
+func (r *Onnx) configure(s OnnxSettings, script string, env map[string]string) error {
+	if err := s.validate(); err != nil {
+		return err
+	}
 	s.Python = cmp.Or(s.Python, "python3")
+	env["PYTHONSAFEPATH"] = "" // so that the SDK beside the script comes first
 	options, err := json.Marshal(s)
 	if err != nil {
-		return nil, err
+		return err
 	}
+	r.settings, r.log = s.OnnxEngine, slog.New(slog.DiscardHandler)
 	processes := WorkerSettings{Replicas: s.Replicas, Concurrency: s.Concurrency}
-	w, err := worker.New(worker.Settings{
-		Command: []string{s.Python}, Script: "onnx_worker.py", Options: options,
+	if err := processes.Validate(); err != nil {
+		return err
+	}
+	r.worker, err = worker.New(worker.Settings{
+		Command: []string{s.Python}, Script: script, Options: options,
 		Files: python.Files(), FilesPath: "PYTHONPATH",
-		Env:      map[string]string{"PYTHONSAFEPATH": ""}, // so that the SDK beside the script comes first
+		Env:      env,
 		Replicas: processes.replicas(), Slots: max(1, s.Concurrency),
 	})
-	return &Onnx{settings: s, inGo: inGo, worker: w, log: slog.New(slog.DiscardHandler)}, errors.Join(processes.Validate(), err)
+	return err
 }
 
 // engine returns what runs the model: until Start has decided, that in Go.
@@ -176,8 +222,8 @@ func (r *Onnx) Workers() []runner.WorkerStatus {
 
 // Start implements runner.Runner: it decides which engine runs the model.
 func (r *Onnx) Start(ctx context.Context) error {
-	if _, err := os.Stat(r.settings.Model); err != nil {
-		return fmt.Errorf("model: %w", err)
+	if err := r.check(); err != nil {
+		return err
 	}
 	usesORT, engine, err := r.choose(ctx)
 	if err != nil {
@@ -188,7 +234,7 @@ func (r *Onnx) Start(ctx context.Context) error {
 	if !usesORT && r.settings.Engine != "go" {
 		log = r.log.Warn
 	}
-	log("the engine of the model is "+engine, "model", r.settings.Model)
+	log("the engine of the model is "+engine, "model", r.files)
 	return r.engine().Start(ctx)
 }
 
@@ -218,6 +264,80 @@ func (r *Onnx) choose(ctx context.Context) (usesORT bool, engine string, err err
 		return false, "", fmt.Errorf("engine: %s: %w", goLacks, err)
 	}
 	return false, fmt.Sprintf("Go, on the CPU, which is far slower for most models: %v", err), nil
+}
+
+// OnnxModels runs several ONNX models, which are files below one folder, by either engine.
+type OnnxModels struct {
+	*Onnx
+	models *onnx.Models
+}
+
+var _ runner.ModelLoader = (*OnnxModels)(nil)
+
+// NewOnnxModels returns a runner of models. SetHost gives it the folder of their files.
+func NewOnnxModels(s OnnxModelsSettings) (*OnnxModels, error) {
+	models, err := onnx.NewModels(s.ModelsSettings)
+	if err != nil {
+		return nil, err
+	}
+	r := &OnnxModels{&Onnx{inGo: models, check: models.CheckFiles}, models}
+	// Of several arenas glibc would keep what unloads free.
+	env := map[string]string{"MALLOC_ARENA_MAX": "1"}
+	if err := r.configure(OnnxSettings{onnx.Settings{Options: s.Options}, s.OnnxEngine}, "onnx_models_worker.py", env); err != nil {
+		return nil, err
+	}
+	return r, r.ValidateModels()
+}
+
+func (r *OnnxModels) loader() runner.ModelLoader { return r.engine().(runner.ModelLoader) }
+
+// ValidateModels returns why a stage cannot have the replicas.
+func (r *OnnxModels) ValidateModels() error { return r.worker.ValidateModels() }
+
+// SetHost implements runner.HostAware.
+func (r *OnnxModels) SetHost(h runner.HostInfo) {
+	r.files = h.ModelRoot
+	r.models.SetHost(h)
+	r.Onnx.SetHost(h)
+}
+
+// ModelLimits implements runner.ModelLoader.
+func (r *OnnxModels) ModelLimits() runner.ModelLimits { return r.loader().ModelLimits() }
+
+// Models implements runner.ModelLoader.
+func (r *OnnxModels) Models() (generation uint64, changed <-chan struct{}) {
+	return r.loader().Models()
+}
+
+// Unload implements runner.ModelLoader.
+func (r *OnnxModels) Unload(ctx context.Context, id model.ID) error {
+	return r.loader().Unload(ctx, id)
+}
+
+// Load implements runner.ModelLoader.
+func (r *OnnxModels) Load(ctx context.Context, m model.Model) (runner.LoadedModel, error) {
+	m, err := r.located(m)
+	if err != nil {
+		return runner.LoadedModel{}, err
+	}
+	return r.loader().Load(ctx, m)
+}
+
+// Size implements runner.ModelLoader.
+func (r *OnnxModels) Size(ctx context.Context, m model.Model) (model.Size, error) {
+	m, err := r.located(m)
+	if err != nil {
+		return model.Size{}, err
+	}
+	return r.loader().Size(ctx, m)
+}
+
+// located returns a model with the source that its engine takes: a worker does not know the folder.
+func (r *OnnxModels) located(m model.Model) (_ model.Model, err error) {
+	if r.usesORT.Load() {
+		m.Source, err = r.models.Path(m)
+	}
+	return m, err
 }
 
 const (

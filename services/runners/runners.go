@@ -1,7 +1,7 @@
 // Package runners has the runners that are shipped, for programs that serve whatever a
 // mesh's file names. Each has settings with the keys of docs/configuration.md, which its
-// constructor checks; errors begin with the wrong key. The runners of ONNX models and of model
-// servers are packages of their own.
+// constructor checks; errors begin with the wrong key. The engine in Go of ONNX models and the runner of
+// model servers are packages of their own.
 package runners
 
 import (
@@ -10,7 +10,6 @@ import (
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/modelserver"
 	"github.com/stagemesh/stagemesh/mesh/fault"
-	"github.com/stagemesh/stagemesh/services/onnx"
 )
 
 // All returns every kind of runner that is shipped.
@@ -19,7 +18,7 @@ func All() []meshfile.Kind {
 		meshfile.KindOf("image_decode", NewImageDecode),
 		meshfile.KindOf("model_server", modelserver.New),
 		meshfile.KindOf("onnx", NewOnnx),
-		meshfile.KindOf("onnx_models", onnx.NewModels),
+		meshfile.KindOf("onnx_models", NewOnnxModels),
 		meshfile.KindOf("top_k", NewTopK),
 		meshfile.KindOf("worker", NewWorker),
 		meshfile.KindOf("echo", NewEcho),
