@@ -10,6 +10,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/batch"
@@ -95,8 +98,9 @@ func resnet50(extent int64) file {
 	return out
 }
 
-// BenchmarkOnnxruntime runs batches of so many rows in a stage, with one request for each, and in a
-// loop of Python without a mesh: of a small network, and of one like ResNet-50.
+// BenchmarkOnnxruntime runs batches of so many rows: in a stage, for callers that send one row each and
+// are enough for two batches, and in a loop of Python without a mesh. The models are a small network
+// and one like ResNet-50.
 func BenchmarkOnnxruntime(b *testing.B) {
 	for name, m := range map[string]struct {
 		file   file
@@ -112,17 +116,28 @@ func BenchmarkOnnxruntime(b *testing.B) {
 
 func benchmarkStage(b *testing.B, model string, rows, extent int) {
 	s := runners.OnnxSettings{Settings: onnx.Settings{Model: model}, OnnxEngine: runners.OnnxEngine{Engine: "onnxruntime", Python: python(b)}}
-	mesh := inMesh(b, s, batch.Settings{Mode: batch.Eager, MaxSize: rows})
-	x, err := tensor.FromFP32([]int64{int64(rows), 3, int64(extent), int64(extent)}, make([]float32, rows*3*extent*extent))
+	mesh := inMesh(b, s, batch.Settings{Mode: batch.Window, MaxSize: rows, MaxWait: time.Second})
+	x, err := tensor.FromFP32([]int64{1, 3, int64(extent), int64(extent)}, make([]float32, 3*extent*extent))
 	if err != nil {
 		b.Fatal(err)
 	}
 	request := &stagemesh.Request{Pipeline: "stage:m", Inputs: []payload.Part{payload.OfTensor("x", x)}}
-	for b.Loop() {
-		if _, err := mesh.Infer(b.Context(), request); err != nil {
+	run := func(batches int) {
+		var all errgroup.Group
+		all.SetLimit(2 * rows)
+		for range batches * rows {
+			all.Go(func() error {
+				_, err := mesh.Infer(b.Context(), request)
+				return err
+			})
+		}
+		if err := all.Wait(); err != nil {
 			b.Fatal(err)
 		}
 	}
+	run(3)
+	b.ResetTimer()
+	run(b.N)
 }
 
 func benchmarkBare(b *testing.B, model string, rows int) {
