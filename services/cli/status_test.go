@@ -2,6 +2,7 @@ package cli_test
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -105,6 +106,7 @@ gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 ops: {listen: "127.0.0.1:0"}
 registry: {nats: {}}
 stages: {add: {runner: {worker: {command: [python3, add.py]}}, hosts: 2}}
+pipelines: {sum: {steps: [{name: add, stage: add}]}}
 `)
 	p := up(t, "--config", filepath.Join(folder, "mesh.yaml"))
 	rows := []*regexp.Regexp{
@@ -116,6 +118,17 @@ stages: {add: {runner: {worker: {command: [python3, add.py]}}, hosts: 2}}
 		out, err := run(t, "status", "--admin", p.admin(t))
 		return err == nil && !slices.ContainsFunc(rows, func(row *regexp.Regexp) bool { return !row.MatchString(out) })
 	})
+	out, err := run(t, "top", "--once", "--admin", p.admin(t))
+	if err != nil || !strings.Contains(out, "\nstage add: hosts run two engines: ") {
+		t.Errorf("top shows\n%s%v", out, err)
+	}
+	if out, err = run(t, "top", "--once", "--json", "--admin", p.admin(t)); err != nil || !strings.Contains(out, `"stage":"add","unhealthy":"hosts run two engines: `) {
+		t.Errorf("top shows in JSON %s%v", out, err)
+	}
+	address, _ := p.ready(t) // the hosts serve it all the same
+	if status, body := testbed.Get(t, address+"/readyz?pipeline=sum"); status != http.StatusOK {
+		t.Errorf("the pipeline is not ready: %s", body)
+	}
 	if err := p.end(t); err != nil {
 		t.Error(err)
 	}

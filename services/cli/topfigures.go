@@ -116,7 +116,9 @@ type topFigures struct {
 }
 
 type stageFigures struct {
-	Stage          string `json:"stage"`
+	Stage string `json:"stage"`
+	// Unhealthy is why answers may be wrong; mostly empty.
+	Unhealthy      string `json:"unhealthy,omitempty"`
 	ItemsPerSecond figure `json:"itemsPerSecond"`
 	// Queue counts the items that wait for a slot.
 	Queue        uint64 `json:"queue"`
@@ -188,6 +190,7 @@ func (w topWindow) figures() *topFigures {
 	f := &topFigures{Time: now.at, FailuresPerSecond: map[string]figure{}, Stages: []*stageFigures{}, records: now.hosts}
 	for _, s := range now.stages {
 		stage := f.stage(s.GetStage())
+		stage.Unhealthy = s.GetUnhealthyCause()
 		for _, q := range s.GetQueues() {
 			stage.Queue += q.GetItems()
 		}

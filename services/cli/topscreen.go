@@ -166,7 +166,7 @@ func (v *topView) lines(f *topFigures) []string {
 		v.line(bold, title),
 		v.line("", fmt.Sprintf("%s requests/s   P50 %s   P99 %s   %d in flight", f.RequestsPerSecond.number(), f.P50.duration(), f.P99.duration(), f.InFlight)),
 		v.line("", failuresOf(f)),
-		v.line(red, v.problem),
+		v.line(red, cmp.Or(v.problem, f.unhealthy())),
 	}
 	stages, selected := v.stageOrder(f)
 	room, first := max(0, v.height-len(out)-2), 0
@@ -194,6 +194,16 @@ func (v *topView) lines(f *topFigures) []string {
 	return append(out, v.line(bold, keys))
 }
 
+// unhealthy returns what is wrong with the first stage that is unhealthy.
+func (f *topFigures) unhealthy() string {
+	for _, s := range f.Stages {
+		if s.Unhealthy != "" {
+			return "stage " + s.Stage + ": " + s.Unhealthy
+		}
+	}
+	return ""
+}
+
 // stages returns the head and the rows of the stages. Plain text has all of their names.
 func (v *topView) stages(all []*stageFigures, selected int) (head string, rows []string) {
 	name := nameWidth + max(0, v.width-screenWidth)
@@ -204,8 +214,11 @@ func (v *topView) stages(all []*stageFigures, selected int) (head string, rows [
 	}
 	for i, s := range all {
 		style := ""
-		if i == selected {
+		switch {
+		case i == selected:
 			style = reversed
+		case s.Unhealthy != "":
+			style = red
 		}
 		rows = append(rows, v.line(style, topRow(name, s.cells())))
 	}
@@ -242,7 +255,7 @@ func failuresOf(f *topFigures) string {
 // hostFormat is 80 characters wide.
 const hostFormat = "%-37.36s%-13s%10s%7s%7s%6s"
 
-// hosts returns a row for each host of a stage, and below it one for each of its workers.
+// hosts returns a row for each host of a stage, and below it its engine and one for each of its workers.
 func (v *topView) hosts(f *topFigures, s *stageFigures) (rows []string) {
 	for _, h := range s.hosts {
 		state, up, workers := "-", "-", []string(nil)
@@ -252,6 +265,9 @@ func (v *topView) hosts(f *topFigures, s *stageFigures) (rows []string) {
 				continue
 			}
 			state, up = stateOf(known), age(f.Time.Sub(r.GetStartedAt().AsTime()))
+			if r.GetEngine() != "" {
+				workers = append(workers, v.line("", "  engine: "+r.GetEngine()))
+			}
 			for _, w := range r.GetWorkers() {
 				text := fmt.Sprintf("  worker %d: %s, %s", w.GetIndex(), w.GetState(), count(int(w.GetIncarnation()), "start"))
 				if w.GetCause() != "" {

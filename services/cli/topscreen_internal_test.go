@@ -31,10 +31,10 @@ func shownFigures() *topFigures {
 				QueueWaitP50: .00031, QueueWaitP99: .00123, RunP50: .0051, RunP99: .0099,
 				hosts: []*hostFigures{{"host-1", 12, 4, 2, 1.97}, {"0192f0c1-7a3e-7c1b-9d2f-3f1a2b3c4d5e", 3, 0, 2, .8}},
 			},
-			{Stage: "decode", ItemsPerSecond: .2, Hosts: 2, BusySlots: 28.4, Slots: 32, MeanBatch: 1, QueueWaitP50: 12.3, QueueWaitP99: 99.9, RunP50: 75, RunP99: 100},
+			{Stage: "decode", Unhealthy: "hosts run two engines: go, CPU (a), onnxruntime 1.23.2, CPU (b); answers depend on the host", ItemsPerSecond: .2, Hosts: 2, BusySlots: 28.4, Slots: 32, MeanBatch: 1, QueueWaitP50: 12.3, QueueWaitP99: 99.9, RunP50: 75, RunP99: 100},
 		},
 		records: []*adminv1.HostStatus{{Alive: true, Record: &meshv1.HostRecord{
-			Stage: "classify", Host: "host-1", Ready: true, StartedAt: timestamppb.New(now.Add(-3 * time.Hour)),
+			Stage: "classify", Host: "host-1", Ready: true, StartedAt: timestamppb.New(now.Add(-3 * time.Hour)), Engine: "go, CPU",
 			Workers: []*meshv1.WorkerRecord{{State: "READY", Incarnation: 1}, {Index: 1, State: "DEAD", Incarnation: 12, Cause: "exit code 2: " + strings.Repeat("so ", 40)}},
 		}}},
 	}
