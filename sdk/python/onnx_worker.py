@@ -274,6 +274,7 @@ def _advise(error: BaseException) -> str:
     for pattern, advice in (
         ("Protobuf parsing failed|does not have a graph", _NO_ONNX),
         ("IR version|opset", "upgrade onnxruntime, or export the model for an older version of ONNX"),
+        ("External initializer", "its file of weights is cut; copy it again"),
         ("not a registered|No Op registered", "operators of others are not supported; export the model without them"),
     ):
         if re.search(pattern, text):
@@ -325,12 +326,12 @@ def _read(path: str) -> Tuple[List[str], Set[Tuple[int, str]]]:
                     axes.add((index, texts.get(2, "")))
                 elif texts.get(1) == "location":
                     places.add(texts.get(2, ""))
-    except (IndexError, ValueError):  # mmap refuses an empty file
+        folder = os.path.realpath(os.path.dirname(path))
+        found = {place: os.path.realpath(os.path.join(folder, place)) for place in places}
+    except (IndexError, ValueError):  # mmap refuses an empty file, and realpath zeros in a name
         raise Refused(f"{path}: {_NO_ONNX}") from None
     except OSError as error:
         raise Refused(f"{path}: {error.strerror}") from None
-    folder = os.path.realpath(os.path.dirname(path))
-    found = {place: os.path.realpath(os.path.join(folder, place)) for place in places}
     for place, file_path in found.items():
         if os.path.commonpath([folder, file_path]) != folder:
             raise Refused(f"{path}: it has weights in {place}, outside its folder; export it with them beside it")

@@ -31,6 +31,8 @@ type op struct {
 	attributes         map[string][]int64
 	// then is a graph inside the node.
 	then []op
+	// value is the attribute of a Constant.
+	value *weight
 }
 
 // value is an input or output. An extent of 0 is written as the name at the
@@ -105,6 +107,9 @@ func (n op) bytes() []byte {
 	b = field(b, 4, []byte(n.kind))
 	for name, values := range n.attributes {
 		b = field(b, 5, attribute(name, values))
+	}
+	if n.value != nil {
+		b = field(b, 5, number(field(field(nil, 1, []byte("value")), 5, n.value.bytes()), 20, 4))
 	}
 	if n.then != nil {
 		var graph []byte

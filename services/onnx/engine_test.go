@@ -309,6 +309,8 @@ func TestBadModelIsRefusedAtTheStart(t *testing.T) {
 			inputs: plain.inputs, outputs: plain.outputs, weights: []weight{{name: "w", shape: []int64{1}, external: place}},
 		}.bytes()
 	}
+	constant := plain
+	constant.nodes = []op{{kind: "Constant", out: []string{"w"}, value: &weight{name: "w", shape: []int64{1}, external: "../w.bin"}}, {kind: "Add", in: []string{"x", "w"}, out: []string{"y"}}}
 	outside := filepath.Join(t.TempDir(), "w.bin")
 	if err := os.WriteFile(outside, make([]byte, 4), 0o600); err != nil {
 		t.Fatal(err)
@@ -319,19 +321,25 @@ func TestBadModelIsRefusedAtTheStart(t *testing.T) {
 		change func(*runners.OnnxSettings)
 		want   string
 	}{
-		"no ONNX":                 {[]byte("GIF89a, really"), none, "it is no ONNX file, or cut; export or copy it again"},
-		"empty":                   {nil, none, "it is no ONNX file, or cut"},
-		"cut":                     {good[:len(good)/2], none, "it is no ONNX file, or cut"},
-		"newer":                   {newer.bytes(), none, "Unsupported model IR version: 99, max supported IR version: 11; upgrade onnxruntime, or export the model for an older version of ONNX"},
-		"custom operators":        {custom.bytes(), none, "com.acme:Magic(-1) is not a registered function/op; operators of others are not supported; export the model without them"},
-		"weights are missing":     {elsewhere("w.bin"), none, "it has weights in w.bin, which is not there; copy that file beside it"},
-		"weights above":           {elsewhere("../w.bin"), none, "it has weights in ../w.bin, outside its folder"},
-		"weights anywhere":        {elsewhere(outside), none, "it has weights in " + outside + ", outside its folder"},
-		"weights by a link":       {elsewhere("link"), func(s *runners.OnnxSettings) { _ = os.Symlink(outside, filepath.Join(filepath.Dir(s.Model), "link")) }, "it has weights in link, outside its folder"},
+		"no ONNX":               {[]byte("GIF89a, really"), none, "it is no ONNX file, or cut; export or copy it again"},
+		"empty":                 {nil, none, "it is no ONNX file, or cut"},
+		"cut":                   {good[:len(good)/2], none, "it is no ONNX file, or cut"},
+		"newer":                 {newer.bytes(), none, "Unsupported model IR version: 99, max supported IR version: 11; upgrade onnxruntime, or export the model for an older version of ONNX"},
+		"custom operators":      {custom.bytes(), none, "com.acme:Magic(-1) is not a registered function/op; operators of others are not supported; export the model without them"},
+		"weights are missing":   {elsewhere("w.bin"), none, "it has weights in w.bin, which is not there; copy that file beside it"},
+		"weights above":         {elsewhere("../w.bin"), none, "it has weights in ../w.bin, outside its folder"},
+		"weights anywhere":      {elsewhere(outside), none, "it has weights in " + outside + ", outside its folder"},
+		"weights by a link":     {elsewhere("link"), func(s *runners.OnnxSettings) { _ = os.Symlink(outside, filepath.Join(filepath.Dir(s.Model), "link")) }, "it has weights in link, outside its folder"},
+		"weights by a bad name": {elsewhere("w\x00"), none, "it is no ONNX file, or cut"},
+		"weights are cut": {elsewhere("w.bin"), func(s *runners.OnnxSettings) {
+			_ = os.WriteFile(filepath.Join(filepath.Dir(s.Model), "w.bin"), []byte("12"), 0o600)
+		}, "; its file of weights is cut; copy it again"},
+		"a constant above":        {constant.bytes(), none, "it has weights in ../w.bin, outside its folder"},
 		"a fixed batch":           {fixed.bytes(), none, "input 'x' has the shape [1, 3], whose axis 0 would be the rows of a batch and must be dynamic; export the model with a dynamic batch axis, or set batch_axis: none"},
 		"no inputs":               {closed.bytes(), none, "the model has no inputs"},
 		"an axis of no input":     {plain.bytes(), func(s *runners.OnnxSettings) { s.Axes = map[string]int{"n": 1} }, "axes: no dynamic axis of an input is named 'n' beside the rows"},
 		"an output of no model":   {plain.bytes(), func(s *runners.OnnxSettings) { s.Outputs = []string{"z"} }, "outputs: the model has no output 'z'; it has y"},
+		"no other provider":       {plain.bytes(), func(s *runners.OnnxSettings) { s.Providers = []string{"CUDA"} }, "providers: there is no CUDA here, but "},
 		"a provider that is away": {plain.bytes(), func(s *runners.OnnxSettings) { s.Providers = []string{"CPU", "CUDA"} }, "providers: there is no CUDA here, but "},
 		"more threads than CPUs":  {plain.bytes(), func(s *runners.OnnxSettings) { s.Threads = 10000 }, "threads: 10000, and the worker may use "},
 		"no file":                 {plain.bytes(), func(s *runners.OnnxSettings) { s.Model += ".gone" }, "model: stat "},
@@ -376,6 +384,7 @@ func TestBadItemOfAModelFailsAlone(t *testing.T) {
 	f := identity(elementFloat, "n", "")
 	f.inputs[0].shape[1], f.outputs[0].shape[1] = 2, 2
 	numbers := inMesh(t, byORT(t, f), joined)
+	inGo := inMesh(t, runners.OnnxSettings{Settings: onnx.Settings{Model: write(t, f.bytes())}, OnnxEngine: runners.OnnxEngine{Engine: "go"}}, joined)
 	texts := inMesh(t, byORT(t, identity(elementString, "n")), joined)
 	fp32 := func(values []float32, shape ...int64) tensor.Tensor {
 		x, err := tensor.FromFP32(shape, values)
@@ -397,10 +406,13 @@ func TestBadItemOfAModelFailsAlone(t *testing.T) {
 		good, bad tensor.Tensor
 		want      fault.Reason
 	}{
-		"another datatype": {numbers, fp32([]float32{1, 2}, 1, 2), tensor.Tensor{Datatype: tensor.Int32, Shape: []int64{1, 2}, Raw: make([]byte, 8)}, fault.InvalidInput},
-		"another extent":   {numbers, fp32([]float32{1, nan}, 1, 2), fp32([]float32{1, 2, 3}, 1, 3), fault.InvalidInput},
-		"no rows":          {numbers, fp32([]float32{1, 2, 3, 4}, 2, 2), fp32(nil, 0, 2), fault.InvalidInput},
-		"no text":          {texts, text("é"), text("\xff"), fault.InvalidInput},
+		"another datatype":        {numbers, fp32([]float32{1, 2}, 1, 2), tensor.Tensor{Datatype: tensor.Int32, Shape: []int64{1, 2}, Raw: make([]byte, 8)}, fault.InvalidInput},
+		"another datatype, in Go": {inGo, fp32([]float32{1, 2}, 1, 2), tensor.Tensor{Datatype: tensor.Int32, Shape: []int64{1, 2}, Raw: make([]byte, 8)}, fault.InvalidInput},
+		"another extent":          {numbers, fp32([]float32{1, nan}, 1, 2), fp32([]float32{1, 2, 3}, 1, 3), fault.InvalidInput},
+		"another extent, in Go":   {inGo, fp32([]float32{1, nan}, 1, 2), fp32([]float32{1, 2, 3}, 1, 3), fault.InvalidInput},
+		"no rows":                 {numbers, fp32([]float32{1, 2, 3, 4}, 2, 2), fp32(nil, 0, 2), fault.InvalidInput},
+		"no rows, in Go":          {inGo, fp32([]float32{1, 2, 3, 4}, 2, 2), fp32(nil, 0, 2), fault.InvalidInput},
+		"no text":                 {texts, text("é"), text("\xff"), fault.InvalidInput},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -443,6 +455,41 @@ func TestModelOutOfMemoryIsAFault(t *testing.T) {
 			t.Errorf("an output of %d elements gets %v", n, err)
 		}
 	}
+}
+
+// An item that asks for too much is joined with others.
+func TestItemOutOfMemoryFailsAlone(t *testing.T) {
+	t.Parallel()
+	f := identity(elementFloat, "n", "")
+	f.outputs[0].shape = []int64{0, 0}
+	f.inputs[0].shape[1] = 1
+	f.weights = []weight{{name: "w", shape: []int64{1}, values: []float32{1}}}
+	f.nodes = []op{
+		{kind: "Cast", in: []string{"w"}, out: []string{"one"}, attributes: map[string][]int64{"to": {elementInt64}}},
+		{kind: "ReduceMax", in: []string{"x"}, out: []string{"m"}},
+		{kind: "Cast", in: []string{"m"}, out: []string{"i"}, attributes: map[string][]int64{"to": {elementInt64}}},
+		{kind: "Reshape", in: []string{"i", "one"}, out: []string{"count"}},
+		{kind: "Concat", in: []string{"one", "count"}, out: []string{"s"}, attributes: map[string][]int64{"axis": {0}}},
+		{kind: "Expand", in: []string{"x", "s"}, out: []string{"y"}},
+	}
+	mesh := inMesh(t, byORT(t, f), joined)
+	var all sync.WaitGroup
+	for _, n := range []float32{3, 1 << 50, 3, 3} {
+		all.Go(func() {
+			x, err := tensor.FromFP32([]int64{1, 1}, []float32{n})
+			if err != nil {
+				t.Error(err)
+			}
+			answer, err := mesh.Infer(t.Context(), &stagemesh.Request{Pipeline: "stage:m", Inputs: []payload.Part{payload.OfTensor("x", x)}})
+			switch {
+			case n > 3 && (fault.From(err).Reason != fault.RunnerOutOfMemory || !strings.Contains(err.Error(), "4503599627370496")):
+				t.Errorf("the item that is too large gets %v", err)
+			case n == 3 && (err != nil || !slices.Equal(answer.Outputs[0].Tensor.Shape, []int64{1, 3})):
+				t.Errorf("another item gets %v, %v", answer, err)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // script returns a program that stands for Python.

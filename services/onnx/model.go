@@ -22,10 +22,13 @@ func parse(data []byte) (model *onnxgomlx.Model, err error) {
 	// them.
 	file := new(onnxgomlx.Model)
 	if err := proto.Unmarshal(data, &file.Proto); err != nil {
-		return nil, fmt.Errorf("not an ONNX model: %w", err)
+		return nil, fmt.Errorf("not an ONNX model, or cut: %w; export or copy it again", err)
 	}
 	if len(file.Proto.GetGraph().GetOutput()) == 0 {
-		return nil, errors.New("not an ONNX model: there is no graph with an output in it")
+		return nil, errors.New("not an ONNX model, or cut: there is no graph with an output in it; export or copy it again")
+	}
+	if v := file.Proto.GetIrVersion(); v > latestVersion {
+		return nil, fmt.Errorf("the file has version %d of the format, of which %d is the newest that is supported; export the model for an older version of ONNX", v, latestVersion)
 	}
 	if err := checkOperators(file); err != nil {
 		return nil, err
@@ -54,9 +57,15 @@ func parse(data []byte) (model *onnxgomlx.Model, err error) {
 // checkWeights refuses weights that claim more elements than the file has
 // bytes, before anything of that size is allocated.
 func checkWeights(file *onnxgomlx.Model, size int) error {
-	for _, w := range file.Proto.GetGraph().GetInitializer() {
+	weights := slices.Clone(file.Proto.GetGraph().GetInitializer())
+	for _, n := range file.Proto.GetGraph().GetNode() {
+		for _, a := range n.GetAttribute() {
+			weights = append(weights, a.GetT()) // of a Constant
+		}
+	}
+	for _, w := range weights {
 		if len(w.GetExternalData()) > 0 {
-			return fmt.Errorf("weight %q lies outside of the file; export the model with its weights inside", w.GetName())
+			return fmt.Errorf("weight %q lies outside of the file; export the model with its weights inside, or use engine: onnxruntime", w.GetName())
 		}
 		if n, ok := tensor.Elements(w.GetDims()); !ok || n > int64(size) {
 			return fmt.Errorf("weight %q is of shape %v, which the file of %d bytes cannot hold", w.GetName(), w.GetDims(), size)

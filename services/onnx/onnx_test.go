@@ -311,8 +311,12 @@ func TestModelsThatCannotRunAreRefusedAtStart(t *testing.T) {
 		data []byte
 		want string
 	}{
-		{"empty file", nil, "not an ONNX model"},
-		{"text", []byte("this is a picture of a cat"), "not an ONNX model"},
+		{"empty file", nil, "not an ONNX model, or cut: there is no graph with an output in it; export or copy it again"},
+		{"text", []byte("this is a picture of a cat"), "not an ONNX model, or cut: "},
+		{
+			"newer format", file{version: 13, nodes: []op{relu}, inputs: rowsOf(0, 4), outputs: y}.bytes(),
+			"the file has version 13 of the format, of which 12 is the newest that is supported; export the model for an older version of ONNX",
+		},
 		{"no graph", number(nil, 1, 8), "no graph"},
 		{"no outputs", file{nodes: []op{relu}, inputs: rowsOf(0, 4)}.bytes(), "no graph with an output"},
 		{"no inputs", file{nodes: []op{relu}, outputs: y}.bytes(), "the model has no inputs"},
@@ -396,7 +400,21 @@ func TestModelsThatCannotRunAreRefusedAtStart(t *testing.T) {
 				nodes: []op{relu}, inputs: rowsOf(0, 4), outputs: y,
 				weights: []weight{{name: "w", shape: []int64{5, 2}, external: "weights.bin"}},
 			}.bytes(),
-			`weight "w" lies outside of the file`,
+			`weight "w" lies outside of the file; export the model with its weights inside, or use engine: onnxruntime`,
+		},
+		{
+			"a constant elsewhere", file{
+				nodes:  []op{{kind: "Constant", out: []string{"w"}, value: &weight{name: "c", shape: []int64{4}, external: "/etc/passwd"}}, {kind: "Add", in: []string{"x", "w"}, out: []string{"y"}}},
+				inputs: rowsOf(0, 4), outputs: y,
+			}.bytes(),
+			`weight "c" lies outside of the file`,
+		},
+		{
+			"a constant larger than the file", file{
+				nodes:  []op{{kind: "Constant", out: []string{"w"}, value: &weight{name: "c", shape: []int64{1 << 40}}}, {kind: "Add", in: []string{"x", "w"}, out: []string{"y"}}},
+				inputs: rowsOf(0, 4), outputs: y,
+			}.bytes(),
+			`weight "c" is of shape [1099511627776], which the file`,
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -20,8 +20,12 @@ type operator struct {
 	attributes string
 }
 
-// latestOpset is the newest operator set that the table was compared with.
-const latestOpset = 24
+// latestOpset is the newest operator set that the table was compared with, and latestVersion the version
+// of the format that came with it.
+const (
+	latestOpset   = 24
+	latestVersion = 12
+)
 
 // operators lists what passes the tests of the package onnx. Others of the library
 // are missing on purpose: Gather and ScatterND read negative indices wrongly, as Slice does steps,
