@@ -30,6 +30,7 @@ const root = "../.."
 var variants = map[string][]string{
 	"alone":  {"docker-compose.yml"},
 	"python": {"docker-compose.yml", "deploy/compose/python.yml"},
+	"onnx":   {"docker-compose.yml", "deploy/compose/onnx.yml"},
 }
 
 // loadVariant reads compose files with the defaults of their variables.
@@ -167,6 +168,36 @@ func TestImagesHaveVersionsOfModules(t *testing.T) {
 		if !bytes.Contains(from, []byte(":")) && !bytes.HasPrefix(from, []byte("FROM scratch ")) || bytes.Contains(from, []byte(":latest")) {
 			t.Errorf("%s: no version", from)
 		}
+	}
+	// Packages have the versions that are tested.
+	tested := testbed.ReadFile(t, filepath.Join(root, "services/onnx/requirements-dev.txt"))
+	for _, pinned := range regexp.MustCompile(`(?m)^RUN pip install --no-cache-dir ([^&\n]*)`).FindAllSubmatch(text, -1) {
+		for _, one := range bytes.Fields(pinned[1]) {
+			if !bytes.Contains(tested, append(append([]byte("\n"), one...), '\n')) {
+				t.Errorf("%s is not what the tests have", one)
+			}
+		}
+	}
+}
+
+// With auto, the engine of a stage would depend on the image of each host.
+func TestComposeFileOfOnnxSetsTheEngine(t *testing.T) {
+	t.Parallel()
+	file, err := meshfile.Load(filepath.Join(root, "deploy/compose/onnx/mesh.yaml"), runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s runners.OnnxSettings
+	if err := file.Stages["classify"].Runner["onnx"].Decode(&s); err != nil || s.Engine != "onnxruntime" {
+		t.Fatalf("the engine is %q, %v", s.Engine, err)
+	}
+	mounted := map[string]string{}
+	for _, v := range loadVariant(t, "onnx").Services["classify"].Volumes {
+		mounted[v.Target] = v.Type
+	}
+	image := testbed.ReadFile(t, filepath.Join(root, "deploy/Dockerfile"))
+	if mounted[s.Cache] != types.VolumeTypeVolume || mounted[filepath.Dir(s.Model)] != types.VolumeTypeBind || !bytes.Contains(image, []byte("\nVOLUME "+s.Cache+"\n")) {
+		t.Errorf("classify mounts %v, and has its cache in %s and its model in %s", mounted, s.Cache, filepath.Dir(s.Model))
 	}
 }
 

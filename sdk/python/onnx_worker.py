@@ -85,7 +85,7 @@ class Runtime:
                 folder = os.path.join(self.cache, self.stage)
                 os.makedirs(folder, exist_ok=True)
                 cached = os.path.join(folder, _digest(files, f"{self.level} {sorted(self.axes.items())}") + ".onnx")
-                new = f"{cached}.{os.getpid()}"
+                new = f"{cached}.{os.urandom(8).hex()}"  # containers that share the folder have equal pids
         except OSError as error:
             raise Refused(f"{error.filename}: {error.strerror}") from None
 
