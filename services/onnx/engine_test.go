@@ -384,7 +384,7 @@ func TestBadItemOfAModelFailsAlone(t *testing.T) {
 	f := identity(elementFloat, "n", "")
 	f.inputs[0].shape[1], f.outputs[0].shape[1] = 2, 2
 	numbers := inMesh(t, byORT(t, f), joined)
-	inGo := inMesh(t, runners.OnnxSettings{Settings: onnx.Settings{Model: write(t, f.bytes())}, OnnxEngine: runners.OnnxEngine{Engine: "go"}}, joined)
+	inGo := inMesh(t, runners.OnnxSettings{Settings: onnx.Settings{Model: testbed.WriteFile(t, "m.onnx", f.bytes())}, OnnxEngine: runners.OnnxEngine{Engine: "go"}}, joined)
 	texts := inMesh(t, byORT(t, identity(elementString, "n")), joined)
 	fp32 := func(values []float32, shape ...int64) tensor.Tensor {
 		x, err := tensor.FromFP32(shape, values)
