@@ -45,7 +45,7 @@ UNITS         = $(filter-out $(addprefix %,$(ALONE:.%=%)),$(shell go list $(PACK
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
 WORKERS      := ./test/meshtest/workers
-SLOW         := %/bench/compare %/test/librarytest %/test/meshtest %/test/meshtest/workers %/services/cli %/services/cmd/stagemesh %/internal/worker %/discovery/consul %/services/onnx
+SLOW         := %/bench/compare %/test/librarytest %/test/meshtest %/test/meshtest/workers %/services/cli %/services/cmd/stagemesh %/internal/worker %/discovery/consul %/services/onnx %/examples/ocr %/test/modelstest
 TOOL_MODULES := $(patsubst %/go.mod,%,$(wildcard tools/*/go.mod))
 
 # The compiled schema that `proto-breaking` compares with.
@@ -88,8 +88,10 @@ PYTHON     ?= python3
 PYTHON_ENV := $(call env_dir,python,$(PYTHON),sdk/python/requirements-dev.txt)
 # The Python with onnxruntime, which the tests of the runner onnx run models by.
 ONNX_PYTHON := $(call env_dir,onnx-python,$(PYTHON),services/onnx/requirements-dev.txt)
-# Examples in Python: each folder has tests of its own.
-PYTHON_EXAMPLES := examples/digits-python examples/modelmesh examples/text-stream examples/tokenize examples/pytorch
+# The Python with the libraries of the examples' models.
+MODELS_PYTHON := $(call env_dir,models-python,$(PYTHON),test/modelstest/requirements.txt)
+# Examples in Python: each folder has tests of its own, but for those of test/modelstest and examples/ocr.
+PYTHON_EXAMPLES := examples/digits-python examples/modelmesh examples/text-stream examples/tokenize examples/pytorch examples/embeddings examples/ocr examples/tabular
 
 # What else is linted as sdk/python is.
 PYTHON_OTHERS   := $(PYTHON_EXAMPLES) test/meshtest/clients test/meshtest/fleet bench services/onnx/testdata
@@ -140,6 +142,7 @@ $(1)/.built:
 endef
 $(eval $(call python_rule,$(PYTHON_ENV),sdk/python/requirements-dev.txt,9))
 $(eval $(call python_rule,$(ONNX_PYTHON),services/onnx/requirements-dev.txt,11))
+$(eval $(call python_rule,$(MODELS_PYTHON),test/modelstest/requirements.txt,11))
 $(eval $(call python_rule,$(CLIENTS_PYTHON),$(CLIENTS)/python/requirements.txt,11))
 $(foreach peer,$(PEERS),$(eval $(call python_rule,$(call PEER_PYTHON,$(peer)),bench/peers/$(peer).txt,10)))
 
@@ -280,6 +283,10 @@ clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built $
 onnxruntime: $(ONNX_PYTHON)/.built ## Install onnxruntime for tests and print the path of its Python
 	@echo $(ONNX_PYTHON)/bin/python
 
+.PHONY: models-python
+models-python: $(MODELS_PYTHON)/.built ## Install the libraries of the examples' models for tests and print the path of their Python
+	@echo $(MODELS_PYTHON)/bin/python
+
 .PHONY: clean
 clean: ## Remove build outputs, profiles and coverage from the tree
 	rm -rf bin dist coverage coverage.out coverage.html cover.out
@@ -304,7 +311,7 @@ test-plain: ## Run the tests without the race detector, but for the slow ones
 	@go test -vet=off $(filter-out $(SLOW),$(UNITS))
 
 .PHONY: test-race
-test-race: $(CONSUL_BIN)/.built $(ONNX_PYTHON)/.built ## Run the tests with the race detector (needs a C compiler)
+test-race: $(CONSUL_BIN)/.built $(ONNX_PYTHON)/.built $(MODELS_PYTHON)/.built ## Run the tests with the race detector (needs a C compiler)
 	@echo "== test with the race detector"
 	@CGO_ENABLED=1 go test -vet=off -race $(UNITS)
 
