@@ -90,6 +90,8 @@ PYTHON_ENV := $(call env_dir,python,$(PYTHON),sdk/python/requirements-dev.txt)
 ONNX_PYTHON := $(call env_dir,onnx-python,$(PYTHON),services/onnx/requirements-dev.txt)
 # The Python with the libraries of the examples' models.
 MODELS_PYTHON := $(call env_dir,models-python,$(PYTHON),test/modelstest/requirements.txt)
+# The Python with PyTorch, which is too large to install for tests but from Debian.
+TORCH_PYTHON ?= /usr/bin/python3
 # Examples in Python: each folder has tests of its own, but for those of test/modelstest and examples/ocr.
 PYTHON_EXAMPLES := examples/digits-python examples/modelmesh examples/text-stream examples/tokenize examples/pytorch examples/embeddings examples/ocr examples/tabular
 
@@ -286,6 +288,12 @@ onnxruntime: $(ONNX_PYTHON)/.built ## Install onnxruntime for tests and print th
 .PHONY: models-python
 models-python: $(MODELS_PYTHON)/.built ## Install the libraries of the examples' models for tests and print the path of their Python
 	@echo $(MODELS_PYTHON)/bin/python
+
+.PHONY: torch-python
+torch-python: ## Print the path of a Python with PyTorch, for tests
+	@$(TORCH_PYTHON) -c 'import torch' 2>/dev/null \
+	  || { echo "PyTorch is missing (Debian: apt-get install python3-torch); TORCH_PYTHON=<program> says which Python has it" >&2; exit 1; }
+	@command -v $(TORCH_PYTHON)
 
 .PHONY: clean
 clean: ## Remove build outputs, profiles and coverage from the tree

