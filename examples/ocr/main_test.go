@@ -101,11 +101,16 @@ func TestBadPicturesFailAlone(t *testing.T) {
 	if err := png.Encode(&large, image.NewGray(image.Rect(0, 0, 6000, 5000))); err != nil {
 		t.Fatal(err)
 	}
+	var thin bytes.Buffer
+	if err := png.Encode(&thin, image.NewGray(image.Rect(0, 0, 3000, 2))); err != nil {
+		t.Fatal(err)
+	}
 	sign := filepath.Join("pictures", "sign.png")
 	bad := map[string]struct{ data, want string }{
 		"text.png":  {"this is no picture", "cannot identify image file"},
 		"cut.png":   {string(testbed.ReadFile(t, sign)[:2000]), "image file is truncated"},
-		"large.png": {large.String(), "has 6000x5000 pixels, more than 25000000"},
+		"large.png": {large.String(), "it has 6000x5000 pixels, of at most 25000000 and sides of 1:100"},
+		"thin.png":  {thin.String(), "it has 3000x2 pixels"},
 	}
 	pictures := []string{sign}
 	for name, file := range bad {

@@ -19,7 +19,9 @@ from rapidocr.utils.process_img import apply_vertical_padding, map_boxes_to_orig
 from stagemesh import Bytes, InvalidInput, Json, Tensor, Worker
 
 MODELS = Path(rapidocr.__file__).parent / "models"
+FORMATS = "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"
 MAX_PIXELS = 25_000_000  # of a picture
+MAX_RATIO = 100  # of its sides
 MAX_LINES = 160  # of text in it; what the classifier takes of them must fit into a message
 LINE_HEIGHT, CLASSIFIER_WIDTH, RECOGNISER_WIDTH = 48, 192, 320  # pixels; the last is the least
 
@@ -44,11 +46,12 @@ class Decode(Worker):
     def predict_item(self, item):
         """Decodes a picture, turned as its camera says, and resizes it."""
         try:
-            image = Image.open(BytesIO(item["image"]))
-            if image.width * image.height > MAX_PIXELS:
-                raise InvalidInput("image", f"has {image.width}x{image.height} pixels, more than {MAX_PIXELS}")
+            image = Image.open(BytesIO(item["image"]), formats=FORMATS)
+            width, height = image.size
+            if width * height > MAX_PIXELS or max(width, height) > MAX_RATIO * min(width, height):
+                raise ValueError(f"it has {width}x{height} pixels, of at most {MAX_PIXELS} and sides of 1:{MAX_RATIO}")
             original = self.ocr.load_img(ImageOps.exif_transpose(image))
-        except (OSError, Image.DecompressionBombError) as error:
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise InvalidInput("image", str(error)) from None
         pixels, place = self.ocr.preprocess_img(original)
         pixels, place = apply_vertical_padding(pixels, place, self.ocr.width_height_ratio, self.ocr.min_height)
@@ -72,7 +75,7 @@ class Crop(Worker):
         """Finds lines of text, from top to bottom."""
         boxes, _ = self.find(item["map"], item["pixels"].shape[:2])
         if len(boxes) > MAX_LINES:
-            raise InvalidInput("image", f"has {len(boxes)} lines of text, more than {MAX_LINES}")
+            raise InvalidInput("pixels", f"{len(boxes)} lines of text, more than {MAX_LINES}")
         if len(boxes) == 0:  # a stage needs a row
             empty = np.zeros((1, 3, LINE_HEIGHT, CLASSIFIER_WIDTH), np.float32)
             return {"boxes": np.empty((0, 4, 2), np.float32), "x": empty}
