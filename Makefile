@@ -146,7 +146,7 @@ $(eval $(call python_rule,$(PYTHON_ENV),sdk/python/requirements-dev.txt,9))
 $(eval $(call python_rule,$(ONNX_PYTHON),services/onnx/requirements-dev.txt,11))
 $(eval $(call python_rule,$(MODELS_PYTHON),test/modelstest/requirements.txt,11))
 $(eval $(call python_rule,$(CLIENTS_PYTHON),$(CLIENTS)/python/requirements.txt,11))
-$(foreach peer,$(PEERS),$(eval $(call python_rule,$(call PEER_PYTHON,$(peer)),bench/peers/$(peer).txt,10)))
+$(foreach peer,$(PEERS) ocr,$(eval $(call python_rule,$(call PEER_PYTHON,$(peer)),bench/peers/$(peer).txt,10)))
 
 # npm looks into the lock file alone, and runs nothing of what it installs.
 $(CLIENTS_NODE)/.built:
@@ -227,6 +227,15 @@ bench-peers: bin/bench $(foreach peer,$(PEERS),$(call PEER_PYTHON,$(peer))/.buil
 	@mkdir -p bin/peers
 	@$(foreach peer,$(PEERS),ln -sfn $(call PEER_PYTHON,$(peer)) bin/peers/$(peer);)
 	@bin/bench suite $(if $(QUICK),--quick) --only 13,14
+
+# What bench-ocr runs for each server.
+OCR = bin/bench run ocr examples/ocr/pictures/*.* --mesh examples/ocr/mesh.yaml --protocol http --concurrency 1,8,32 \
+  --pairs $(if $(QUICK),1,5) --warmup 2s --duration $(if $(QUICK),5s,15s) --peer
+
+.PHONY: bench-ocr
+bench-ocr: bin/bench $(call PEER_PYTHON,ocr)/.built ## Measure examples/ocr in turns with rapidocr in one process, and with MOSEC, in twenty minutes (QUICK=1)
+	@export PATH="$(call PEER_PYTHON,ocr)/bin:$$PATH"; python3 examples/ocr/prepare.py examples/ocr/models; \
+	  for server in rapidocr mosec-ocr; do echo "== $$server"; $(OCR) "python3 bench/peers/run.py $$server ocr"; done
 
 .PHONY: bench-short
 bench-short: bin/bench ## Measure one ratio of the suite in half a minute; fails if it is far too low
