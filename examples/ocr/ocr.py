@@ -1,6 +1,6 @@
-"""The stages around the models: rapidocr's own steps, in three workers.
+"""The stages around the models: rapidocr's own steps, in workers.
 
-python3 -m stagemesh ocr.py:Decode, or :Crop or :Recognise, is a worker.
+python3 -m stagemesh ocr.py:Decode, and the like for the other classes, is a worker.
 """
 
 import math
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import cv2
 import numpy as np
-import onnxruntime
 import rapidocr
 from PIL import Image, ImageOps
 from rapidocr.ch_ppocr_det.main import TextDetector
@@ -18,7 +17,6 @@ from rapidocr.utils.process_img import apply_vertical_padding, map_boxes_to_orig
 
 from stagemesh import Bytes, InvalidInput, Json, Tensor, Worker
 
-MODELS = Path(rapidocr.__file__).parent / "models"
 FORMATS = "BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"
 MAX_PIXELS = 25_000_000  # of a picture
 MAX_RATIO = 100  # of its sides
@@ -59,11 +57,15 @@ class Decode(Worker):
 
 
 class Crop(Worker):
-    """The detector's map in; the boxes of lines out, and x, each line as the classifier takes it."""
+    """The detector's map in; the boxes of lines out, their pixels, and x, each as the classifier takes it."""
 
     batch_axis = "none"
     inputs = {"map": Tensor("FP32", [1, 1, -1, -1]), "pixels": PIXELS}
-    outputs = {"boxes": BOXES, "x": Tensor("FP32", [-1, 3, LINE_HEIGHT, CLASSIFIER_WIDTH])}
+    outputs = {
+        "boxes": BOXES,
+        "lines": Tensor("BYTES", [-1], description="a BMP of each line"),
+        "x": Tensor("FP32", [-1, 1, 3, LINE_HEIGHT, CLASSIFIER_WIDTH], description="a batch of one for each line"),
+    }
 
     def setup(self, ctx):
         """Reads the package's settings; it loads no model."""
@@ -76,56 +78,86 @@ class Crop(Worker):
         boxes, _ = self.find(item["map"], item["pixels"].shape[:2])
         if len(boxes) > MAX_LINES:
             raise InvalidInput("pixels", f"{len(boxes)} lines of text, more than {MAX_LINES}")
-        if len(boxes) == 0:  # a stage needs a row
-            empty = np.zeros((1, 3, LINE_HEIGHT, CLASSIFIER_WIDTH), np.float32)
-            return {"boxes": np.empty((0, 4, 2), np.float32), "x": empty}
-        boxes = TextDetector.sorted_boxes(boxes)
+        if len(boxes) > 0:
+            boxes = TextDetector.sorted_boxes(boxes)
         lines = self.ocr.crop_text_regions(item["pixels"], boxes)
-        return {"boxes": boxes, "x": np.stack([scale(line, CLASSIFIER_WIDTH) for line in lines])}
+        x = np.empty((len(lines), 1, 3, LINE_HEIGHT, CLASSIFIER_WIDTH), np.float32)
+        for i, line in enumerate(lines):
+            x[i, 0] = scale(line, CLASSIFIER_WIDTH)
+        return {"boxes": np.float32(boxes).reshape(-1, 4, 2), "lines": bitmaps(lines), "x": x}
 
 
-class Recognise(Worker):
-    """Pixels and boxes in, and the probabilities that a line is upright or upside down; lines of text out."""
+class Turn(Worker):
+    """A line in, and the probabilities that it is upright or upside down; x, as the recogniser takes it, out."""
 
     batch_axis = "none"
-    inputs = {"pixels": PIXELS, "place": PLACE, "boxes": BOXES, "turned": Tensor("FP32", [-1, 2])}
+    inputs = {"line": Tensor("BYTES", []), "turned": Tensor("FP32", [1, 2])}
+    outputs = {"x": Tensor("FP32", [1, 3, LINE_HEIGHT, -1])}
+
+    def setup(self, ctx):
+        """Reads the package's settings; it loads no model."""
+        self.threshold = rapidocr.RapidOCR().cfg.Cls.cls_thresh
+        blank = np.zeros((LINE_HEIGHT, RECOGNISER_WIDTH, 3), np.uint8)
+        self.examples = {"a blank line": {"line": bitmaps([blank]).reshape(()), "turned": [[1, 0]]}}
+
+    def predict_item(self, item):
+        """Turns a line if it is upside down, and scales it."""
+        line = cv2.imdecode(np.frombuffer(item["line"].item(), np.uint8), cv2.IMREAD_COLOR)
+        if item["turned"][0, 1] > self.threshold:
+            line = np.rot90(line, 2)
+        height, width = line.shape[:2]
+        return {"x": scale(line, max(RECOGNISER_WIDTH, int(LINE_HEIGHT * (width / height))))[None]}
+
+
+class Spell(Worker):
+    """The likeliest character at each place of a line in; its text out, and how likely it is."""
+
+    batch_axis = "none"
+    inputs = {"characters": Tensor("INT64", [1, -1]), "likely": Tensor("FP32", [1, -1])}
+    outputs = {"text": Tensor("BYTES", []), "score": Tensor("FP32", [])}
+
+    def setup(self, ctx):
+        """Reads the characters by their numbers; 0 is between characters."""
+        text = Path("models", "characters.txt").read_text("utf-8")
+        self.characters = ["", *text.splitlines(), " "]
+
+    def predict_item(self, item):
+        """Joins the characters of a line; one that is the same as before it is no other."""
+        best, likely = item["characters"][0], item["likely"][0]
+        keep = (best != 0) & (best != np.append(0, best[:-1]))
+        text = "".join(self.characters[i] for i in best[keep])
+        return {"text": np.array(text.encode(), object), "score": np.float32(likely[keep].mean() if text else 0)}
+
+
+class Gather(Worker):
+    """The texts and boxes of all lines in; those that are likely enough out."""
+
+    batch_axis = "none"
+    inputs = {"place": PLACE, "boxes": BOXES, "texts": Tensor("BYTES", [-1]), "scores": Tensor("FP32", [-1])}
     outputs = {"lines": Json(description='from top to bottom: [{"text": ..., "score": ..., "box": [[x, y], ...]}]')}
 
     def setup(self, ctx):
-        """Loads the recogniser; its file has the characters too."""
-        self.ocr = rapidocr.RapidOCR()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1  # the stage has workers for the other processors
-        path = str(MODELS / "PP-OCRv6_rec_small.onnx")
-        self.session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        characters = self.session.get_modelmeta().custom_metadata_map["character"].splitlines()
-        self.characters = ["", *characters, " "]
+        """Reads the package's settings; it loads no model."""
+        self.threshold = rapidocr.RapidOCR().text_score
 
     def predict_item(self, item):
-        """Recognises the lines of a picture, one by one: on a CPU batches of them are no faster."""
+        """Returns the lines, with boxes in the picture as it was sent."""
         place, boxes = item["place"], item["boxes"]
-        lines = self.ocr.crop_text_regions(item["pixels"], boxes)
-        if lines:
+        if len(boxes) > 0:
             boxes = map_boxes_to_original(boxes, place["steps"], *place["size"])
-        out = []
-        for line, box, (_, upside_down) in zip(lines, boxes, item["turned"]):
-            if upside_down > self.ocr.cfg.Cls.cls_thresh:
-                line = np.rot90(line, 2)
-            text, score = self.read(line)
-            if text.strip() and score >= self.ocr.text_score:
-                out.append({"text": text, "score": round(score, 4), "box": box.tolist()})
-        return {"lines": out}
+        lines = zip(item["texts"], item["scores"], boxes)
+        return {
+            "lines": [
+                {"text": text.decode(), "score": round(float(score), 4), "box": box.tolist()}
+                for text, score, box in lines
+                if text.strip() and score >= self.threshold
+            ]
+        }
 
-    def read(self, line):
-        """Returns the text of a line, and its score."""
-        height, width = line.shape[:2]
-        width = max(RECOGNISER_WIDTH, int(LINE_HEIGHT * (width / height)))
-        probabilities = self.session.run(None, {"x": scale(line, width)[None]})[0][0]  # [places, characters]
-        best = probabilities.argmax(axis=1)
-        keep = (best != 0) & (best != np.append(0, best[:-1]))  # 0 is between characters
-        if not keep.any():
-            return "", 0.0
-        return "".join(self.characters[i] for i in best[keep]), float(probabilities.max(axis=1)[keep].mean())
+
+def bitmaps(lines):
+    """Returns the pixels of lines as BYTES [lines]."""
+    return np.array([cv2.imencode(".bmp", line)[1].tobytes() for line in lines], object)
 
 
 def scale(line, width):
