@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -52,18 +53,11 @@ func (m *Machine) runParallel(s *scope, p *pipeline.Parallel, path string, in pa
 		branch := p.Branches[name]
 		at := join(path, name)
 		m.runSteps(b.scopes[i], branch.Steps, at, in, func(end parts, f *fault.Fault) {
-			var out []payload.Part
-			if f == nil {
-				out, f = take(pipeline.List{Steps: branch.Steps, Give: branch.Give}, at, end)
+			status := Failed
+			if f != nil && f.Reason == fault.DeadlineExceeded {
+				status = Late
 			}
-			status := Done
-			if f != nil {
-				status = Failed
-				if f.Reason == fault.DeadlineExceeded {
-					status = Late
-				}
-			}
-			b.end(i, out, f, status)
+			b.end(i, take(pipeline.List{Steps: branch.Steps, Give: branch.Give}, end), f, status)
 		})
 	}
 }
@@ -86,7 +80,7 @@ func (b *parallel) end(i int, out []payload.Part, f *fault.Fault, status Status)
 		b.machine.note(at, Done, "")
 	} else {
 		b.machine.note(at, status, string(f.Reason))
-		isReplaced := branch.Optional || branch.Missing != nil
+		isReplaced := branch.Optional || branch.Missing != nil || b.Quorum > 0
 		if isReplaced {
 			b.given[i] = constants(branch.Missing)
 			b.machine.outcome.Partial = append(b.machine.outcome.Partial, at)
@@ -94,7 +88,7 @@ func (b *parallel) end(i int, out []payload.Part, f *fault.Fault, status Status)
 				b.arrived++
 			}
 		}
-		if !isReplaced && b.Quorum == 0 || b.arrived+b.open < b.need() {
+		if !isReplaced || b.arrived+b.open < b.need() {
 			b.finish(f)
 			return
 		}
@@ -163,7 +157,7 @@ func (m *Machine) runList(s *scope, list pipeline.List, path, why string, in par
 			return
 		}
 		m.note(path, Done, why)
-		done(take(list, path, end))
+		done(take(list, end), nil)
 	})
 }
 
@@ -202,6 +196,7 @@ func (m *Machine) runTry(s *scope, t *pipeline.Try, path string, in parts, done 
 			return
 		case len(on) == 0 && slices.Contains(pipeline.DefaultTryReasons(), f.Reason), slices.Contains(on, f.Reason):
 			m.note(join(path, "try"), status, string(f.Reason))
+			m.outcome.Partial = slices.DeleteFunc(m.outcome.Partial, func(p string) bool { return strings.HasPrefix(p, join(path, "try/")) })
 			m.runList(s, pipeline.List{Steps: t.Else}, join(path, "else"), string(f.Reason), in, done)
 		default:
 			m.note(join(path, "try"), status, string(f.Reason))
@@ -262,9 +257,7 @@ func (x *mapping) advance() {
 		own := x.scope.child(0)
 		x.machine.runSteps(own, x.Steps, at, x.in.with(x.items[i]), func(end parts, f *fault.Fault) {
 			own.end()
-			if f == nil {
-				x.given[i], f = take(pipeline.List{Steps: x.Steps, Give: x.Give}, at, end)
-			}
+			x.given[i] = take(pipeline.List{Steps: x.Steps, Give: x.Give}, end)
 			x.running--
 			if f != nil && !x.tolerates() {
 				x.finish(nil, f, i)

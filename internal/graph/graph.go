@@ -158,10 +158,21 @@ func (m *Machine) Failed(id int, f *fault.Fault, now time.Time) Actions {
 
 func (m *Machine) ended(id int, outputs []payload.Part, f *fault.Fault, now time.Time) Actions {
 	return m.step(now, func() {
-		if r, is := m.running[id]; is {
-			delete(m.running, id)
-			r.scope.count(-1)
-			m.hasRun = true
+		r, is := m.running[id]
+		if !is {
+			return
+		}
+		delete(m.running, id)
+		r.scope.count(-1)
+		m.hasRun = true
+		if f != nil { // a step that fails as its block is late is late
+			for _, id := range slices.Sorted(maps.Keys(m.timers)) {
+				if !now.Before(m.timers[id].scope.deadline) {
+					m.fire(id)
+				}
+			}
+		}
+		if !r.scope.isOver() {
 			r.then(outputs, f)
 		}
 	})
@@ -169,13 +180,15 @@ func (m *Machine) ended(id int, outputs []payload.Part, f *fault.Fault, now time
 
 // Fired continues when a timer's time has come. One whose block has ended is ignored.
 func (m *Machine) Fired(id int, now time.Time) Actions {
-	return m.step(now, func() {
-		t, is := m.timers[id]
-		delete(m.timers, id)
-		if is && !t.scope.isOver() {
-			t.then()
-		}
-	})
+	return m.step(now, func() { m.fire(id) })
+}
+
+func (m *Machine) fire(id int) {
+	t, is := m.timers[id]
+	delete(m.timers, id)
+	if is && !t.scope.isOver() {
+		t.then()
+	}
 }
 
 // Outcome returns how the request has ended, nil while it has not.
@@ -297,6 +310,9 @@ func (m *Machine) runSteps(s *scope, steps []pipeline.Step, path string, p parts
 		return
 	}
 	m.runStep(s, &steps[0], join(path, string(steps[0].Name)), p, func(given []payload.Part, f *fault.Fault) {
+		if n := len(given); n > payload.MaxParts {
+			f = fault.Newf(fault.RunnerOutputInvalid, "%s gives %d parts, at most %d are allowed", join(path, string(steps[0].Name)), n, payload.MaxParts)
+		}
 		if f != nil {
 			done(p, f)
 			return
@@ -368,25 +384,19 @@ func (m *Machine) feed(step *pipeline.Step, p parts) (previous, kept []payload.P
 	return previous, kept
 }
 
-// take returns the parts that a list of steps gives by the end: those named, or what its last step
-// gave. A list without steps gives nothing.
-func take(list pipeline.List, path string, end parts) ([]payload.Part, *fault.Fault) {
-	if len(list.Give) == 0 {
-		if len(list.Steps) == 0 {
-			return nil, nil
-		}
-		return end.previous, nil
+// take returns the parts that a list of steps gives by the end: those named that are not absent, or
+// what its last step gave. A list without steps gives nothing.
+func take(list pipeline.List, end parts) (out []payload.Part) {
+	if len(list.Give) == 0 && len(list.Steps) > 0 {
+		return end.previous
 	}
-	var out []payload.Part
 	for _, name := range slices.Sorted(maps.Keys(list.Give)) {
-		part, is := payload.Find(end.reach, list.Give[name])
-		if !is {
-			return nil, fault.Newf(fault.RunnerOutputInvalid, "%s: no step gives the part %q, which the branch gives as %q", path, list.Give[name], name)
+		if part, is := payload.Find(end.reach, list.Give[name]); is {
+			part.Name = name
+			out = append(out, part)
 		}
-		part.Name = name
-		out = append(out, part)
 	}
-	return out, nil
+	return out
 }
 
 // outputs returns the request's.

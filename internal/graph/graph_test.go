@@ -56,6 +56,7 @@ func newWorld(t testing.TB, p *pipeline.Pipeline, inputs ...payload.Part) *world
 	w := &world{t: t, now: begin, running: map[int]graph.Start{}, timers: map[int]time.Time{}}
 	w.m = graph.New(p, graph.Request{
 		ID: "0190b0c0-0000-7000-8000-000000000001", Inputs: inputs, Deadline: begin.Add(time.Minute), Spec: unknown,
+		Parameters: payload.Parameters{"id": payload.Int64(1 << 53)},
 	})
 	w.apply(w.m.Start(begin))
 	return w
@@ -220,6 +221,9 @@ func TestParallelJoins(t *testing.T) {
 		w.check("not ended")
 		w.answer("both/r/b", vector("rb", 1))
 		w.check("[rb]")
+		if got := w.m.Outcome().Partial; !slices.Equal(got, []string{"both/l"}) {
+			t.Errorf("partial is %v", got)
+		}
 	})
 	t.Run("no quorum", func(t *testing.T) {
 		t.Parallel()
@@ -227,6 +231,41 @@ func TestParallelJoins(t *testing.T) {
 		w.fail("both/l/a", fault.RunnerFailed)
 		w.fail("both/r/b", fault.NoCapacity)
 		w.check("NO_CAPACITY")
+	})
+	t.Run("a part that is given is absent", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, twoBranches(func(b *pipeline.Parallel) {
+			branch(b, "r", func(r *pipeline.Branch) { r.Give = map[string]string{"text": "rb", "none": "absent"} })
+		}), x)
+		w.answer("both/r/b", vector("rb", 1))
+		w.answer("both/l/a", vector("la", 1))
+		w.check("[la text]")
+	})
+	t.Run("too many parts", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, twoBranches(func(*pipeline.Parallel) {}), x)
+		for _, path := range []string{"both/l/a", "both/r/b"} {
+			var many []payload.Part
+			for i := range payload.MaxParts {
+				many = append(many, vector(fmt.Sprintf("%s %d", path, i), 1))
+			}
+			w.answer(path, many...)
+		}
+		w.check("RUNNER_OUTPUT_INVALID")
+	})
+	t.Run("its items are late with it", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, twoBranches(func(b *pipeline.Parallel) {
+			b.Within = time.Second
+			branch(b, "r", func(r *pipeline.Branch) {
+				r.Steps = []pipeline.Step{block("m", pipeline.Block{Map: &pipeline.Map{Over: map[string]string{"i": "x"}, Steps: []pipeline.Step{stage("b")}, OnItemError: pipeline.OmitItems}})}
+				r.Missing = map[string]pipeline.Constant{"y": {Data: []payload.Value{payload.Double(7)}}}
+			})
+		}), x)
+		w.answer("both/l/a", vector("la", 1))
+		w.now = begin.Add(time.Second)
+		w.fail("both/r/m[0]/b", fault.DeadlineExceeded)
+		w.check("[la y]")
 	})
 	t.Run("a part twice", func(t *testing.T) {
 		t.Parallel()
@@ -259,6 +298,23 @@ func TestTryFallsBack(t *testing.T) {
 	w.check("NO_CAPACITY")
 }
 
+// What is absent in the steps of a try is not absent in the answer of its else.
+func TestTryForgetsWhatItsStepsLack(t *testing.T) {
+	t.Parallel()
+	optional := twoBranches(func(b *pipeline.Parallel) { branch(b, "r", func(r *pipeline.Branch) { r.Optional = true }) })
+	w := newWorld(t, &pipeline.Pipeline{Name: "p", Steps: []pipeline.Step{block("t", pipeline.Block{Try: &pipeline.Try{
+		Steps: append(optional.Steps, stage("c")), Else: []pipeline.Step{stage("d")},
+	}})}}, vector("x", 1))
+	w.fail("t/try/both/r/b", fault.RunnerFailed)
+	w.answer("t/try/both/l/a", vector("la", 1))
+	w.fail("t/try/c", fault.NoCapacity)
+	w.answer("t/else/d", vector("y", 1))
+	w.check("[y]")
+	if got := w.m.Outcome().Partial; len(got) > 0 {
+		t.Errorf("partial is %v", got)
+	}
+}
+
 func TestConditions(t *testing.T) {
 	t.Parallel()
 	integers, err := tensor.FromInt64([]int64{2, 2}, []int64{1, -2, 3, 4})
@@ -286,6 +342,7 @@ func TestConditions(t *testing.T) {
 		"any":                {pipeline.Predicate{Part: "n", Below: number(0), Any: true}, "[yes]"},
 		"all":                {pipeline.Predicate{Part: "n", Above: number(0), All: true}, "[no]"},
 		"an index":           {pipeline.Predicate{Part: "n", Equals: value(payload.Int64(-2)), Index: new(int64(1))}, "[yes]"},
+		"a large number":     {pipeline.Predicate{Parameter: "id", Equals: value(payload.Int64(1<<53 + 1))}, "[no]"},
 		"an index too large": {pipeline.Predicate{Part: "n", Equals: value(payload.Int64(-2)), Index: new(int64(4))}, "INVALID_INPUT"},
 		"absent":             {pipeline.Predicate{Part: "nothing", Equals: value(payload.Int64(1))}, "[no]"},
 		"exists":             {pipeline.Predicate{Part: "x", Exists: new(true)}, "[yes]"},
@@ -412,6 +469,28 @@ func TestMapKeepsOrderAndBounds(t *testing.T) {
 		which, err := w.m.Outcome().Outputs[1].Tensor.Int64Values()
 		if err != nil || !slices.Equal(which, []int64{0}) {
 			t.Errorf("the indices are %v, %v", which, err)
+		}
+	})
+	t.Run("no items", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, mapped(func(m *pipeline.Map) { m.Indices = "which" }), vector("list"))
+		w.check("[which]")
+		if got := w.m.Outcome().Outputs[0].Tensor; fmt.Sprint(got.Datatype, got.Shape) != "INT64[0]" {
+			t.Errorf("the indices are %v", got)
+		}
+	})
+	t.Run("fill with scalars", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, mapped(func(m *pipeline.Map) {
+			m.OnItemError, m.Fill = pipeline.FillItems, map[string]pipeline.Constant{"y": {Data: []payload.Value{payload.Double(-1)}}}
+		}), vector("list", 1, 2))
+		w.fail("m[0]/a", fault.RunnerFailed)
+		scalar := vector("y", 2)
+		scalar.Tensor.Shape = nil
+		w.answer("m[1]/a", scalar)
+		w.check("[y]")
+		if got := w.m.Outcome().Outputs[0].Tensor.Shape; fmt.Sprint(got) != "[2]" {
+			t.Errorf("the shape is %v", got)
 		}
 	})
 	t.Run("fill", func(t *testing.T) {

@@ -51,10 +51,7 @@ func itemsOf(m *pipeline.Map, path string, reach []payload.Part) ([][]payload.Pa
 
 // stack puts what the items gave together, in their order. A fault has the item that does not fit.
 func (x *mapping) stack() (out []payload.Part, _ *fault.Fault, item int) {
-	if len(x.items) == 0 {
-		return x.empty(), nil, 0
-	}
-	x.checkForms()
+	form := x.checkForms()
 	var indices []int64
 	var rows [][]payload.Part
 	for i := range x.items {
@@ -62,7 +59,7 @@ func (x *mapping) stack() (out []payload.Part, _ *fault.Fault, item int) {
 		switch {
 		case x.failed[i] == nil:
 		case x.OnItemError == pipeline.FillItems:
-			given = constants(x.Fill)
+			given = x.filled(form)
 		case x.OnItemError == pipeline.OmitItems:
 			continue
 		default:
@@ -99,8 +96,25 @@ func (x *mapping) stack() (out []payload.Part, _ *fault.Fault, item int) {
 	return out, nil, 0
 }
 
-// checkForms makes items fail whose parts have not the form of those of the first that is there.
-func (x *mapping) checkForms() {
+// filled returns the parts of a failed item. One without a shape of its own has that of the other
+// items, where it has as many elements.
+func (x *mapping) filled(form []payload.Part) []payload.Part {
+	out := constants(x.Fill)
+	for _, part := range out {
+		like, is := payload.Find(form, part.Name)
+		if !is || like.Tensor == nil || x.Fill[part.Name].Shape != nil {
+			continue
+		}
+		if n, ok := tensor.Elements(like.Tensor.Shape); ok && n == int64(len(x.Fill[part.Name].Data)) {
+			part.Tensor.Shape = like.Tensor.Shape
+		}
+	}
+	return out
+}
+
+// checkForms makes items fail whose parts have not the form of those of the first that is there,
+// which it returns; where none is, that of the specs.
+func (x *mapping) checkForms() (form []payload.Part) {
 	var first [][]payload.Part
 	for i := range x.items {
 		if x.failed[i] != nil {
@@ -110,6 +124,14 @@ func (x *mapping) checkForms() {
 			first = append(first, x.given[i])
 		}
 	}
+	if first != nil {
+		return first[0]
+	}
+	form = x.empty()
+	for _, part := range form {
+		part.Tensor.Shape = part.Tensor.Shape[1:]
+	}
+	return form
 }
 
 // sameForm checks that an item gives tensors of the names, datatypes and shapes of the first.

@@ -156,6 +156,10 @@ func holds(p *pipeline.Predicate, v payload.Value) bool {
 
 // equal compares numbers as numbers.
 func equal(a, b payload.Value) bool {
+	i, isWhole := a.Int()
+	if j, is := b.Int(); is && isWhole {
+		return i == j // FP64 has not all of them
+	}
 	x, isNumber := a.Float()
 	y, isOther := b.Float()
 	if isNumber && isOther {
