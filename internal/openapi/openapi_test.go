@@ -101,6 +101,21 @@ func valid(t *testing.T, text []byte) {
 	}
 }
 
+// The steps of a pipeline with blocks are those in its blocks too.
+func TestPipelineWithBlocksIsDescribed(t *testing.T) {
+	t.Parallel()
+	branch := func(stage string) pipeline.Branch {
+		return pipeline.Branch{Steps: pipeline.OfStage(pipeline.StageName(stage)).Steps}
+	}
+	text := build(t, openapi.Settings{Mesh: "m", Pipelines: []openapi.Pipeline{{Timeout: time.Second, Pipeline: pipeline.Pipeline{Name: "p", Steps: []pipeline.Step{
+		{Name: "both", Block: pipeline.Block{Parallel: &pipeline.Parallel{Branches: map[string]pipeline.Branch{"a": branch("one"), "b": branch("two")}}}},
+	}}, Outputs: []*stagev1.PartSpec{tensorPart("y", "FP32", -1)}}}})
+	valid(t, text)
+	if got := at(t, text, "paths", "/v1/pipelines/p:infer", "post", "description").(string); !strings.Contains(got, "one → two") {
+		t.Errorf("the description is %q", got)
+	}
+}
+
 func TestPatternsTakeWhatCallersSend(t *testing.T) {
 	t.Parallel()
 	const id = "01a1fc61-c602-7919-8f3a-1abcfc776362"

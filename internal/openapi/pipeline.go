@@ -58,12 +58,13 @@ func marshalMembers(of object) (map[string]json.RawMessage, error) {
 
 // route lists the stages that a request passes.
 func route(p Pipeline) string {
-	steps := make([]string, len(p.Steps))
-	for i, step := range p.StageSteps() {
-		steps[i] = string(step.Name)
-		if !step.IsBlock() && string(step.Stage) != string(step.Name) {
-			steps[i] += " (" + string(step.Stage) + ")"
+	var steps []string
+	for _, step := range p.StageSteps() {
+		text := string(step.Name)
+		if string(step.Stage) != text {
+			text += " (" + string(step.Stage) + ")"
 		}
+		steps = append(steps, text)
 	}
 	return strings.Join(steps, " → ")
 }
