@@ -164,3 +164,22 @@ func TestPipelineIsCheckedAgainstItsStages(t *testing.T) {
 		}
 	}
 }
+
+// A condition reads parameters that no stage does.
+func TestConditionsReadParameters(t *testing.T) {
+	t.Parallel()
+	inner := pipeline.Step{Name: "which", Block: pipeline.Block{Switch: []pipeline.Case{
+		{When: &pipeline.Predicate{Parameter: "mode", Exists: new(true)}, Steps: []pipeline.Step{step("a")}}, {Else: []pipeline.Step{step("b")}},
+	}}}
+	p := pipeline.Pipeline{Name: "p", Steps: []pipeline.Step{{Name: "try", Block: pipeline.Block{Try: &pipeline.Try{Steps: []pipeline.Step{inner}, Else: []pipeline.Step{step("c")}}}}}}
+	specs := map[string]*stagev1.Spec{}
+	for _, name := range []string{"a", "b", "c"} {
+		specs[name] = &stagev1.Spec{Parameters: &stagev1.ParameterSpecs{}}
+	}
+	for name, isRead := range map[string]bool{"mode": true, "other": false} {
+		f := pipelines.CheckParameters(p, pipeline.Options{Parameters: payload.Parameters{name: payload.Int64(1)}}, specs)
+		if (f == nil) != isRead {
+			t.Errorf("the parameter %s is %v", name, f)
+		}
+	}
+}

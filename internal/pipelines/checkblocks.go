@@ -184,6 +184,14 @@ func Reads(p pipeline.Pipeline, stages map[pipeline.StageName]Stage) []string {
 	return slices.Sorted(maps.Keys(out))
 }
 
+// decides reports whether a condition in the steps reads the parameter.
+func decides(steps []pipeline.Step, parameter string) bool {
+	return slices.ContainsFunc(steps, func(s pipeline.Step) bool {
+		return slices.ContainsFunc(s.Switch, func(c pipeline.Case) bool { return c.When != nil && c.When.Parameter == parameter }) ||
+			slices.ContainsFunc(s.Lists(), func(l pipeline.List) bool { return decides(l.Steps, parameter) })
+	})
+}
+
 // named returns kept parts by their names, nil if one is unknown.
 func (c *checker) named(names []string) (out []output) {
 	for _, name := range names {
