@@ -8,6 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
+
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -35,8 +39,8 @@ pipelines:
           max_items: 16
           steps: [{name: classify, stage: classify, model: "m:1", parameters: {k: 3}}]
           on_item_error: fill
-          fill: {label: {datatype: BYTES, data: [""]}}
-          give: {label: name}
+          fill: {label: {datatype: BYTES, data: [""]}, score: {shape: [], data: [0.5]}}
+          give: {label: name, score: score}
           indices: which
       - name: route
         switch:
@@ -75,7 +79,15 @@ func blocks(t *testing.T) pipeline.Pipeline {
 func TestBlocksAreTheSameInTheRegistry(t *testing.T) {
 	t.Parallel()
 	want := blocks(t)
-	got, err := pipeline.FromProto(want.ToProto())
+	data, err := proto.Marshal(want.ToProto())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stored meshv1.Pipeline
+	if err := proto.Unmarshal(data, &stored); err != nil {
+		t.Fatal(err)
+	}
+	got, err := pipeline.FromProto(&stored)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v: is\n%+v, wanted is\n%+v", err, got, want)
 	}
@@ -108,7 +120,9 @@ func TestMistakesInBlocks(t *testing.T) {
 		"a stage and a block":     {"      - name: look\n", "      - name: look\n        stage: look\n", "steps[1]: the step is a block, so stage"},
 		"quorum":                  {"quorum: 1", "quorum: 4", "steps[1].parallel.quorum: 4 of 3 branches"},
 		"too many items":          {"max_items: 16", "max_items: 5000", "steps[2].map.max_items: at most 4096"},
-		"fill without values":     {"          fill: {label: {datatype: BYTES, data: [\"\"]}}\n", "", "steps[2].map.fill: is required"},
+		"fill without values":     {"          fill: {label: {datatype: BYTES, data: [\"\"]}, score: {shape: [], data: [0.5]}}\n", "", "steps[2].map.fill: is required"},
+		"missing without parts":   {"missing: {blur: {datatype: FP64, shape: [1, 2], data: [0.5, 1]}}", "missing: {}", "branches.blur.missing: at least one part"},
+		"in without values":       {"in: [1, two, 3.5, true]", "in: []", "switch[2].when.equals: exactly one condition"},
 		"a fill of another type":  {"datatype: BYTES, data: [\"\"]", "datatype: INT8, data: [300]", "steps[2].map.fill.label.data[0]: 300 is not a value"},
 		"a fill of another shape": {"shape: [1, 2]", "shape: [3]", "missing.blur.shape:"},
 		"what a failure does":     {"on_item_error: fill", "on_item_error: ignore", `steps[2].map.on_item_error: "ignore" is not`},

@@ -362,6 +362,8 @@ func (p *Parallel) validate() error {
 			return fmt.Errorf("%s.steps: at least one is required", at)
 		case branch.Weight != 0:
 			return fmt.Errorf("%s.weight: only branches of a split have one", at)
+		case branch.Missing != nil && len(branch.Missing) == 0:
+			return fmt.Errorf("%s.missing: at least one part is required; use optional where parts are absent", at)
 		case branch.Optional && branch.Missing != nil:
 			return fmt.Errorf("%s.optional: the branch has missing, so its parts are never absent", at)
 		}
@@ -456,7 +458,7 @@ func (p *Predicate) validate() error {
 		}
 	}
 	count(&subjects, p.Part != "", p.Parameter != "", p.Metadata != "", p.Tenant)
-	count(&conditions, p.Equals != nil, p.In != nil, p.Above != nil || p.Below != nil, p.Matches != "", p.Exists != nil)
+	count(&conditions, p.Equals != nil, len(p.In) > 0, p.Above != nil || p.Below != nil, p.Matches != "", p.Exists != nil)
 	count(&elements, p.Any, p.All, p.Index != nil)
 	switch {
 	case subjects != 1:

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -79,7 +80,7 @@ func branchesToProto(branches map[string]Branch) map[string]*meshv1.PipelineBran
 func constantsToProto(constants map[string]Constant) map[string]*meshv1.ConstantTensor {
 	out := make(map[string]*meshv1.ConstantTensor, len(constants))
 	for name, c := range constants {
-		out[name] = &meshv1.ConstantTensor{Datatype: string(c.Datatype), Shape: c.Shape, Data: valuesToProto(c.Data)}
+		out[name] = &meshv1.ConstantTensor{Datatype: string(c.Datatype), Shape: c.shape(), Data: valuesToProto(c.Data)}
 	}
 	return out
 }
@@ -210,7 +211,11 @@ func constantsFromProto(in map[string]*meshv1.ConstantTensor) (map[string]Consta
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		out[name] = Constant{Datatype: tensor.Datatype(c.GetDatatype()), Shape: c.GetShape(), Data: data}
+		constant := Constant{Datatype: tensor.Datatype(c.GetDatatype()), Data: data}
+		if !slices.Equal(c.GetShape(), constant.shape()) {
+			constant.Shape = append([]int64{}, c.GetShape()...)
+		}
+		out[name] = constant
 	}
 	return out, nil
 }

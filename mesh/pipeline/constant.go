@@ -13,9 +13,16 @@ import (
 // Constant is a tensor as a file has it: its elements in row-major order.
 type Constant struct {
 	Datatype tensor.Datatype `yaml:"datatype"`
-	// Shape is [len(Data)] where it is nil.
+	// Shape is [len(Data)] where it is nil, and a scalar's where it is empty.
 	Shape []int64         `yaml:"shape"`
 	Data  []payload.Value `yaml:"data"`
+}
+
+func (c Constant) shape() []int64 {
+	if c.Shape == nil {
+		return []int64{int64(len(c.Data))}
+	}
+	return c.Shape
 }
 
 // maxConstant bounds the elements of a constant.
@@ -26,10 +33,7 @@ func (c Constant) Part(name string) (payload.Part, error) {
 	if len(c.Data) > maxConstant {
 		return payload.Part{}, fmt.Errorf("data: %d elements, at most %d are allowed", len(c.Data), maxConstant)
 	}
-	t := tensor.Tensor{Datatype: cmp.Or(c.Datatype, tensor.FP32), Shape: c.Shape}
-	if t.Shape == nil {
-		t.Shape = []int64{int64(len(c.Data))}
-	}
+	t := tensor.Tensor{Datatype: cmp.Or(c.Datatype, tensor.FP32), Shape: c.shape()}
 	for i, value := range c.Data {
 		var err error
 		if t.Raw, err = appendElement(t.Raw, t.Datatype, value); err != nil {
@@ -58,8 +62,8 @@ func appendElement(out []byte, d tensor.Datatype, v payload.Value) ([]byte, erro
 			float = 1
 		}
 	}
-	if !isNumber {
-		return nil, fmt.Errorf("%s is not a number, and the datatype is %s", v, d)
+	if !isNumber || math.IsNaN(float) || math.IsInf(float, 0) {
+		return nil, fmt.Errorf("%s is not a finite number, and the datatype is %s", v, d)
 	}
 	switch d {
 	case tensor.FP64:

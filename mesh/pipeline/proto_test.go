@@ -59,16 +59,22 @@ func TestBadPipelineErrorsNameTheCause(t *testing.T) {
 		edit func(*meshv1.Pipeline)
 		want string
 	}{
-		"nothing":          {func(p *meshv1.Pipeline) { p.Name = "" }, "pipeline"},
-		"of one stage":     {func(p *meshv1.Pipeline) { p.Name = "stage:t" }, "pipeline"},
-		"no steps":         {func(p *meshv1.Pipeline) { p.Steps = nil }, "pipeline p: steps:"},
-		"an empty step":    {func(p *meshv1.Pipeline) { p.Steps[0] = nil }, "pipeline p: steps[0]:"},
-		"no such stage":    {func(p *meshv1.Pipeline) { p.Steps[0].Stage = "T" }, "pipeline p: steps[0]: stage"},
-		"no value":         {func(p *meshv1.Pipeline) { p.Steps[0].Parameters = map[string]*inferencev1.Value{"x": {}} }, `pipeline p: steps[0]: parameters: parameter "x"`},
-		"long ago":         {func(p *meshv1.Pipeline) { p.Timeout = durationpb.New(-time.Second) }, "pipeline p: timeout:"},
-		"no time":          {func(p *meshv1.Pipeline) { p.Timeout = &durationpb.Duration{Nanos: -2e9} }, "pipeline p: timeout:"},
-		"somewhere else":   {func(p *meshv1.Pipeline) { p.Durability = 9 }, "pipeline p: durability"},
-		"without bounds":   {func(p *meshv1.Pipeline) { p.MaxInFlight = math.MaxUint32 }, "pipeline p: max_in_flight:"},
+		"nothing":        {func(p *meshv1.Pipeline) { p.Name = "" }, "pipeline"},
+		"of one stage":   {func(p *meshv1.Pipeline) { p.Name = "stage:t" }, "pipeline"},
+		"no steps":       {func(p *meshv1.Pipeline) { p.Steps = nil }, "pipeline p: steps:"},
+		"an empty step":  {func(p *meshv1.Pipeline) { p.Steps[0] = nil }, "pipeline p: steps[0]:"},
+		"no such stage":  {func(p *meshv1.Pipeline) { p.Steps[0].Stage = "T" }, "pipeline p: steps[0]: stage"},
+		"no value":       {func(p *meshv1.Pipeline) { p.Steps[0].Parameters = map[string]*inferencev1.Value{"x": {}} }, `pipeline p: steps[0]: parameters: parameter "x"`},
+		"long ago":       {func(p *meshv1.Pipeline) { p.Timeout = durationpb.New(-time.Second) }, "pipeline p: timeout:"},
+		"no time":        {func(p *meshv1.Pipeline) { p.Timeout = &durationpb.Duration{Nanos: -2e9} }, "pipeline p: timeout:"},
+		"somewhere else": {func(p *meshv1.Pipeline) { p.Durability = 9 }, "pipeline p: durability"},
+		"without bounds": {func(p *meshv1.Pipeline) { p.MaxInFlight = math.MaxUint32 }, "pipeline p: max_in_flight:"},
+		"not finite": {func(p *meshv1.Pipeline) {
+			p.Steps = append(p.Steps, &meshv1.PipelineStep{Name: "m", Block: &meshv1.PipelineStep_Map{Map: &meshv1.MapBlock{
+				Over: map[string]string{"x": "x"}, Steps: []*meshv1.PipelineStep{{Name: "u", Stage: "t"}}, OnItemError: "fill",
+				Fill: map[string]*meshv1.ConstantTensor{"y": {Shape: []int64{1}, Data: []*inferencev1.Value{payload.Double(math.NaN()).ToProto()}}},
+			}}})
+		}, "pipeline p: steps[1].map.fill.y.data[0]: NaN is not a finite number"},
 		"the same twice":   {func(p *meshv1.Pipeline) { p.Steps = append(p.Steps, p.Steps[0]) }, "pipeline p: steps[1]:"},
 		"kept twice":       {func(p *meshv1.Pipeline) { p.Keep = []string{"x", "x"} }, "pipeline p: keep:"},
 		"more than a step": {func(p *meshv1.Pipeline) { p.Steps = make([]*meshv1.PipelineStep, 65) }, "pipeline p: steps"},

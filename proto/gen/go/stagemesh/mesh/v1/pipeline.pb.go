@@ -474,10 +474,11 @@ func (x *PipelineBranch) GetWeight() uint32 {
 
 // ConstantTensor is a tensor as a file has it.
 type ConstantTensor struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Datatype      string                 `protobuf:"bytes,1,opt,name=datatype,proto3" json:"datatype,omitempty"`
-	Shape         []int64                `protobuf:"varint,2,rep,packed,name=shape,proto3" json:"shape,omitempty"`
-	Data          []*v1.Value            `protobuf:"bytes,3,rep,name=data,proto3" json:"data,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Datatype string                 `protobuf:"bytes,1,opt,name=datatype,proto3" json:"datatype,omitempty"`
+	// Its extents; none for a scalar.
+	Shape         []int64     `protobuf:"varint,2,rep,packed,name=shape,proto3" json:"shape,omitempty"`
+	Data          []*v1.Value `protobuf:"bytes,3,rep,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
