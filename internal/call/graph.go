@@ -3,6 +3,7 @@ package call
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/graph"
 	"github.com/stagemesh/stagemesh/internal/request"
@@ -193,11 +195,13 @@ func (x *call) nextOfGraph(ctx context.Context, m *graph.Machine) (graph.Actions
 
 func (x *call) handlePiece(m *graph.Machine, e endedPiece) graph.Actions {
 	g := x.graph
-	if cancel := g.running[e.id]; cancel != nil {
-		cancel()
-		delete(g.running, e.id)
-	}
 	x.steps = append(x.steps, e.steps...)
+	cancel := g.running[e.id]
+	if cancel == nil { // it was cancelled
+		return graph.Actions{}
+	}
+	cancel()
+	delete(g.running, e.id)
 	err := e.err
 	if err == nil {
 		err = g.memory.Reserve(int64(payload.Size(e.response.Outputs)))
@@ -277,10 +281,12 @@ func (x *call) runPiece(ctx context.Context, start graph.Start) (out endedPiece)
 		}
 	}
 	env.TakesChunks = emit != nil
+	copies := x.graph.memory.Part()
+	defer copies.Close()
 	own := &request.Request{Pipeline: x.request.Pipeline, ByModel: x.request.ByModel, LossyChunks: x.request.LossyChunks, Trace: x.request.Trace, Origin: x.request.Origin}
 	piece := &call{
 		service: x.service, request: incoming{Request: own, label: x.request.label}, env: &env, tenant: x.tenant, emit: emit,
-		waitForCapacity: x.waitForCapacity || !start.IsFirst, span: x.span, published: untraced,
+		waitForCapacity: x.waitForCapacity || !start.IsFirst, span: x.span, published: untraced, copies: copies,
 	}
 	if _, f := x.service.placeModels(&env); f != nil {
 		out.err = f
@@ -302,8 +308,12 @@ func (x *call) runPiece(ctx context.Context, start graph.Start) (out endedPiece)
 func (x *call) endGraph(o *graph.Outcome) (*request.Response, error) {
 	g := x.graph
 	delete(g.metadata, request.Partial) // of a runner
+	for i, path := range o.Partial {    // there may be thousands of items
+		o.Partial[i] = withoutIndices(path)
+	}
 	if len(o.Partial) > 0 {
-		g.metadata[request.Partial] = strings.Join(o.Partial, ",")
+		slices.Sort(o.Partial)
+		g.metadata[request.Partial] = strings.Join(slices.Compact(o.Partial), ",")
 	}
 	reply := x.env.NewReply()
 	reply.Timings, reply.Parts, reply.Fault, reply.Metadata = x.steps, o.Outputs, o.Fault, g.metadata
@@ -311,8 +321,14 @@ func (x *call) endGraph(o *graph.Outcome) (*request.Response, error) {
 		reply.Parts, reply.Metadata = nil, nil
 	}
 	if x.env.StoresResult() {
-		if err := x.storeGraph(reply); err != nil {
-			return nil, err
+		err := x.storeGraph(reply)
+		if errors.Is(err, bus.ErrTooLarge) {
+			o.Fault = fault.Newf(fault.OutputTooLarge, "the outputs are too large to store: %w", err)
+			reply.Parts, reply.Fault, reply.Metadata = nil, o.Fault, nil
+			err = x.storeGraph(reply)
+		}
+		if err != nil {
+			return nil, fault.Newf(fault.Internal, "the result cannot be stored: %w", err)
 		}
 	}
 	x.progress.isFinal = true
@@ -329,7 +345,7 @@ func (x *call) endGraph(o *graph.Outcome) (*request.Response, error) {
 	}
 	return &request.Response{
 		RequestID: string(x.env.RequestID), Pipeline: string(x.env.Pipeline), Outputs: outputs, Metadata: g.metadata,
-		Timeline: request.Timeline{Steps: x.steps}, Chunks: g.chunks, Partial: g.metadata[request.Partial],
+		Timeline: request.Timeline{Steps: x.steps}, Chunks: g.chunks,
 	}, nil
 }
 
@@ -344,10 +360,7 @@ func (x *call) storeGraph(reply *envelope.Reply) error {
 		defer cancel()
 		_, err = x.service.bus.PublishAndWait(ctx, message)
 	}
-	if err != nil {
-		return fault.Newf(fault.Internal, "the result cannot be stored: %w", err)
-	}
-	return nil
+	return err
 }
 
 // sendEnded hands over how a piece has ended, unless nobody waits for it.

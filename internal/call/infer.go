@@ -238,6 +238,9 @@ func (x *call) send() error {
 	if isHandedOver {
 		x.published.End()
 	} else {
+		if err := x.copies.Reserve(int64(payload.Size(x.env.Parts) + payload.Size(x.env.Kept))); err != nil {
+			return err
+		}
 		if err := x.encode(); err != nil {
 			return err
 		}
@@ -274,8 +277,10 @@ type call struct {
 	waitForCapacity bool
 	admitted        *admission.Admitted
 
-	// graph is nil where the pipeline has no blocks.
-	graph *graphRun
+	// graph is nil where the pipeline has no blocks. copies has the message of a step of one that has, of
+	// which many may have the same parts; nil for a whole request.
+	graph  *graphRun
+	copies *budget.Account
 
 	pending *pending
 	// steps is the timeline that the last reply had.

@@ -82,8 +82,6 @@ type Response struct {
 	Timeline Timeline
 	// Chunks is how many chunks the answer had, for a caller of Stream.
 	Chunks uint64
-	// Partial is what the metadata has under that key; empty for complete answers and stored ones.
-	Partial string
 }
 
 // Chunk is a part of an answer that is sent while the runner still works.

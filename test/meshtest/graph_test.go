@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -334,4 +337,51 @@ func TestRequestsWithBlocksAreRequests(t *testing.T) {
 			a.checkFault(t, fault.InvalidRequest)
 		})
 	})
+}
+
+// Each item of a map has the whole parts that its steps read in a message of its own, and all of them
+// count in the request's memory.
+func TestMapCountsWhatItSends(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	bed.Host("hang", inproc.Each(inproc.Settings{Spec: runner.Spec{BatchAxis: runner.BatchNone}}, func(ctx context.Context, _ runner.Item) ([]payload.Part, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}))
+	const size = 512 << 10
+	g := bed.Gateway([]pipeline.Pipeline{{Name: "p", Timeout: 5 * time.Second, Steps: steps(block("each", pipeline.Block{Map: &pipeline.Map{
+		Over: map[string]string{"x": "list"}, Steps: steps(step("hang", "picture", "picture")),
+	}}))}}, func(s *gateway.Settings) { s.MaxPayload, s.MaxInFlightBytes = size+1024, 8*size })
+	a := infer(t.Context(), g, &request.Request{Pipeline: "p", Inputs: []payload.Part{vector("list", make([]float32, 32)...), payload.OfBlob("picture", payload.OctetStream, make([]byte, size))}})
+	a.checkFault(t, fault.PayloadTooLarge)
+}
+
+// Items are one path in what an answer says that it lacks, and an answer that cannot be stored is a
+// fault that can.
+func TestManyItemsAreOneAnswer(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t, func(o *server.Options) { o.MaxPayload = 256 << 10 })
+	graphBed(bed)
+	bed.Host("large", numbers("y", func(map[string][]float32) ([]float32, error) { return make([]float32, 16<<10), nil }, "x"))
+	g := bed.Gateway([]pipeline.Pipeline{
+		{Name: "lacks", Steps: steps(block("each", pipeline.Block{Map: &pipeline.Map{Over: map[string]string{"x": "list"}, Steps: steps(
+			block("both", pipeline.Block{Parallel: &pipeline.Parallel{Branches: map[string]pipeline.Branch{
+				"a": {Steps: steps(step("add"))}, "b": {Steps: steps(step("fail")), Optional: true},
+			}}}),
+		)}}))},
+		{Name: "large", Steps: steps(block("each", pipeline.Block{Map: &pipeline.Map{Over: map[string]string{"x": "list"}, Steps: steps(step("large"))}}))},
+	})
+	list, err := tensor.FromFP32([]int64{8, 1}, []float32{-1, -2, -3, -4, -5, -6, -7, -8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(name string) answer {
+		return infer(t.Context(), g, &request.Request{Pipeline: name, IdempotencyKey: name, Inputs: []payload.Part{payload.OfTensor("list", list)}})
+	}
+	for range 2 { // the second is stored
+		if got := ask("lacks").checkOK(t).response.Metadata[request.Partial]; got != "each/both/b" {
+			t.Errorf("partial is %q", got)
+		}
+		ask("large").checkFault(t, fault.OutputTooLarge)
+	}
 }

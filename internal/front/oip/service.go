@@ -207,8 +207,8 @@ func (s *service) modelInfer(ctx context.Context, c *transport.Call, in *oipv2.M
 		return nil, err
 	}
 	c.SetHeader(transport.HeaderRequestID, out.RequestID)
-	if out.Partial != "" {
-		c.SetHeader(transport.HeaderPartial, out.Partial)
+	if partial := out.Metadata[request.Partial]; partial != "" {
+		c.SetHeader(transport.HeaderPartial, partial)
 	}
 	c.SetTrailer(transport.HeaderServerTiming, transport.ServerTiming(out.Timeline.Total, out.Timeline.Steps))
 	return response(in, out.Outputs), nil

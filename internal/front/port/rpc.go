@@ -113,8 +113,8 @@ func (s *rpc) getResult(ctx context.Context, c *transport.Call, in *inferencev1.
 // the compressor's table.
 func setHeaders(c *transport.Call, r *request.Response) {
 	c.SetHeader(transport.HeaderRequestID, r.RequestID)
-	if r.Partial != "" {
-		c.SetHeader(transport.HeaderPartial, r.Partial)
+	if partial := r.Metadata[request.Partial]; partial != "" {
+		c.SetHeader(transport.HeaderPartial, partial)
 	}
 	if c.PlainHTTP {
 		c.SetHeader(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps))

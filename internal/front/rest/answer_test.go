@@ -36,6 +36,19 @@ func TestOneBlobIsAnsweredAsItIs(t *testing.T) {
 	}
 }
 
+// A blob has no place for metadata, and a stored answer lacks what it lacked at first.
+func TestPartialAnswerHasAHeader(t *testing.T) {
+	t.Parallel()
+	got := post("image/png", "x").of(t, &fronttest.Caller{Answer: func(context.Context, *request.Request) (*request.Response, error) {
+		out := fronttest.Respond(payload.OfBlob("thumb", "image/png", nil))
+		out.Metadata[request.Partial] = "look/dark"
+		return out, nil
+	}})
+	if partial := got.header.Get("Stagemesh-Partial"); partial != "look/dark" {
+		t.Errorf("Stagemesh-Partial is %q", partial)
+	}
+}
+
 func TestTensorsAndSeveralPartsAreJSON(t *testing.T) {
 	t.Parallel()
 	scores, _ := tensor.FromFP32([]int64{1, 2}, []float32{0.25, 0.75})

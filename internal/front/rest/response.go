@@ -52,7 +52,7 @@ type response struct {
 
 // encode encodes a response.
 func (f format) encode(r *request.Response) (*response, error) {
-	out := &response{requestID: r.RequestID, partial: r.Partial, timing: transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps)}
+	out := &response{requestID: r.RequestID, partial: r.Metadata[request.Partial], timing: transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps)}
 	if len(r.Outputs) == 1 && r.Outputs[0].Tensor == nil && !f.json && !f.packed {
 		blob := r.Outputs[0].Blob
 		out.contentType, out.body, out.blob = mediaType(blob), blob.Data, true
