@@ -77,7 +77,8 @@ func (s *Service) checkGraph(env *envelope.Envelope) *fault.Fault {
 // admitGraph checks that the stages that every request needs have hosts. Each step is admitted when
 // it runs.
 func (s *Service) admitGraph(ctx context.Context, x *call) *fault.Fault {
-	needed := neededSteps(nil, x.graph.pipeline.Steps)
+	needed := map[pipeline.StepName]bool{}
+	addNeeded(needed, x.graph.pipeline.Steps)
 	route := slices.DeleteFunc(slices.Clone(x.env.Route), func(h pipeline.Hop) bool { return !needed[h.Step] })
 	var f *fault.Fault
 	if len(route) > 0 {
@@ -92,25 +93,21 @@ func (s *Service) admitGraph(ctx context.Context, x *call) *fault.Fault {
 	return f
 }
 
-// neededSteps returns the stages that run for every request: a list of steps, and the branches of a
-// parallel block whose fault is the request's.
-func neededSteps(into map[pipeline.StepName]bool, steps []pipeline.Step) map[pipeline.StepName]bool {
-	if into == nil {
-		into = map[pipeline.StepName]bool{}
-	}
+// addNeeded adds the steps that run for every request: stages, and those in the branches of a parallel
+// block whose fault is the request's.
+func addNeeded(to map[pipeline.StepName]bool, steps []pipeline.Step) {
 	for i := range steps {
 		switch p := steps[i].Parallel; {
 		case !steps[i].IsBlock():
-			into[steps[i].Name] = true
+			to[steps[i].Name] = true
 		case p != nil && p.Quorum == 0:
 			for _, b := range p.Branches {
 				if !b.Optional && b.Missing == nil {
-					neededSteps(into, b.Steps)
+					addNeeded(to, b.Steps)
 				}
 			}
 		}
 	}
-	return into
 }
 
 // runGraph runs the blocks, and returns when no piece is left.
@@ -121,7 +118,6 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 	defer g.pieces.Wait()
 	defer cancel()
 	for _, hop := range x.env.Route {
-		hop.Host = ""
 		g.hops[hop.Step] = hop
 	}
 	specs := map[string]*stagev1.Spec{}

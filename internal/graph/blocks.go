@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
-	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -14,13 +12,13 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// join is a parallel block that runs.
+// parallel is a Parallel that runs.
 type parallel struct {
 	*pipeline.Parallel
 	machine *Machine
 	path    string
 	scope   *scope
-	names   []string
+	lists   []pipeline.List
 	// scopes are those of the branches, given what they gave; a branch is open until it has ended.
 	scopes  []*scope
 	given   [][]payload.Part
@@ -32,54 +30,45 @@ type parallel struct {
 	done    given
 }
 
-func (m *Machine) runParallel(s *scope, p *pipeline.Parallel, path string, in parts, done given) {
-	n := len(p.Branches)
+func (m *Machine) runParallel(s *scope, step *pipeline.Step, path string, in parts, done given) {
+	n := len(step.Parallel.Branches)
 	b := &parallel{
-		Parallel: p, machine: m, path: path, scope: s.child(p.Within), names: slices.Sorted(maps.Keys(p.Branches)),
+		Parallel: step.Parallel, machine: m, path: path, scope: s.child(step.Parallel.Within), lists: step.Lists(),
 		given: make([][]payload.Part, n), isEnded: make([]bool, n), open: n, done: done,
 	}
-	b.scope.at(func() {
-		for i := range b.names {
-			b.end(i, nil, lateFault(join(path, b.names[i]), p.Within), Late)
+	b.scope.setTimer(func() {
+		for i := range b.lists {
+			b.end(i, nil, lateFault(join(path, b.lists[i].Name), b.Within))
 		}
 	})
-	for range b.names {
+	for range b.lists {
 		b.scopes = append(b.scopes, b.scope.child(0))
 	}
-	for i, name := range b.names {
+	for i, list := range b.lists {
 		if b.isOver {
 			return
 		}
-		branch := p.Branches[name]
-		at := join(path, name)
-		m.runSteps(b.scopes[i], branch.Steps, at, in, func(end parts, f *fault.Fault) {
-			status := Failed
-			if f != nil && f.Reason == fault.DeadlineExceeded {
-				status = Late
-			}
-			b.end(i, take(pipeline.List{Steps: branch.Steps, Give: branch.Give}, end), f, status)
-		})
+		m.runList(b.scopes[i], list, join(path, list.Name), in, func(out []payload.Part, f *fault.Fault) { b.end(i, out, f) })
 	}
 }
 
 // need is how many branches have to arrive.
-func (b *parallel) need() int { return cmp.Or(b.Quorum, len(b.names)) }
+func (b *parallel) need() int { return cmp.Or(b.Quorum, len(b.lists)) }
 
 // end ends a branch.
-func (b *parallel) end(i int, out []payload.Part, f *fault.Fault, status Status) {
+func (b *parallel) end(i int, out []payload.Part, f *fault.Fault) {
 	if b.isOver || b.isEnded[i] {
 		return
 	}
 	b.isEnded[i] = true
 	b.open--
 	b.scopes[i].end()
-	at, branch := join(b.path, b.names[i]), b.Branches[b.names[i]]
+	at, branch := join(b.path, b.lists[i].Name), b.Branches[b.lists[i].Name]
+	b.machine.note(at, statusOf(f))
 	if f == nil {
 		b.arrived++
 		b.given[i] = out
-		b.machine.note(at, Done, "")
 	} else {
-		b.machine.note(at, status, string(f.Reason))
 		isReplaced := branch.Optional || branch.Missing != nil || b.Quorum > 0
 		if isReplaced {
 			b.given[i] = constants(branch.Missing)
@@ -103,13 +92,13 @@ func (b *parallel) finish(f *fault.Fault) {
 	b.isOver = true
 	for i, isEnded := range b.isEnded {
 		if !isEnded {
-			b.machine.note(join(b.path, b.names[i]), Cancelled, "")
-			b.given[i] = constants(b.Branches[b.names[i]].Missing)
+			b.machine.note(join(b.path, b.lists[i].Name), Cancelled)
+			b.given[i] = constants(b.Branches[b.lists[i].Name].Missing)
 		}
 	}
 	b.scope.end()
 	if f != nil {
-		b.done(nil, at(f, b.path))
+		b.done(nil, withPath(f, b.path))
 		return
 	}
 	out := slices.Concat(b.given...)
@@ -126,50 +115,56 @@ func (m *Machine) runSwitch(s *scope, step *pipeline.Step, path string, in parts
 	lists := step.Lists()
 	for i, c := range step.Switch {
 		name := join(path, lists[i].Name)
-		isMatch, why := c.Else != nil, ""
+		isMatch := c.Else != nil
+		var f *fault.Fault
 		if !isMatch {
-			var f *fault.Fault
-			if isMatch, why, f = m.matches(c.When, in); f != nil {
-				done(nil, at(f, name))
-				return
-			}
+			isMatch, f = m.matches(c.When, in)
 		}
-		if !isMatch {
-			m.note(name, Skipped, why)
+		switch {
+		case f != nil:
+			done(nil, withPath(f, name))
+		case !isMatch:
+			m.note(name, Skipped)
 			continue
+		case c.Fail != nil:
+			m.note(name, Failed)
+			done(nil, withPath(fault.New(c.Fail.Reason, c.Fail.Message), name))
+		default:
+			m.runBranch(s, lists[i], name, in, done)
 		}
-		if c.Fail != nil {
-			m.note(name, Failed, why)
-			done(nil, at(fault.New(c.Fail.Reason, c.Fail.Message), name))
-			return
-		}
-		m.runList(s, lists[i], name, why, in, done)
 		return
 	}
 }
 
-// runList runs a list of steps and gives what it gives.
-func (m *Machine) runList(s *scope, list pipeline.List, path, why string, in parts, done given) {
-	m.runSteps(s, list.Steps, path, in, func(end parts, f *fault.Fault) {
+// runBranch runs the list of a block that was chosen.
+func (m *Machine) runBranch(s *scope, list pipeline.List, path string, in parts, done given) {
+	m.runList(s, list, path, in, func(out []payload.Part, f *fault.Fault) {
+		m.note(path, statusOf(f))
 		if f != nil {
-			m.note(path, Failed, string(f.Reason))
-			done(nil, at(f, path))
-			return
+			f = withPath(f, path)
 		}
-		m.note(path, Done, why)
-		done(take(list, end), nil)
+		done(out, f)
 	})
+}
+
+// statusOf returns the status of a branch that ended with a fault, or with nil.
+func statusOf(f *fault.Fault) Status {
+	switch {
+	case f == nil:
+		return Done
+	case f.Reason == fault.DeadlineExceeded:
+		return Late
+	}
+	return Failed
 }
 
 // percent is the sum of the weights of a split.
 const percent = 100
 
 func (m *Machine) runSplit(s *scope, step *pipeline.Step, path string, in parts, done given) {
-	key, why := string(m.request.ID), "by request"
-	if name := step.Split.ByMetadata; name != "" {
-		if value, is := m.request.Metadata[name]; is {
-			key, why = value, name+" is "+value
-		}
+	key := string(m.request.ID)
+	if value, is := m.request.Metadata[step.Split.ByMetadata]; is {
+		key = value
 	}
 	sum := sha256.Sum256([]byte(path + "\x00" + key))
 	draw := int(binary.BigEndian.Uint64(sum[:]) % percent)
@@ -178,39 +173,29 @@ func (m *Machine) runSplit(s *scope, step *pipeline.Step, path string, in parts,
 		draw -= step.Split.Branches[l.Name].Weight
 		return draw < 0
 	})
-	m.runList(s, lists[chosen], join(path, lists[chosen].Name), why, in, done)
+	m.runBranch(s, lists[chosen], join(path, lists[chosen].Name), in, done)
 }
 
 func (m *Machine) runTry(s *scope, t *pipeline.Try, path string, in parts, done given) {
-	own, isOver := s.child(t.Within), false
-	end := func(out []payload.Part, f *fault.Fault, status Status) {
-		if isOver {
+	own, tried := s.child(t.Within), join(path, "try")
+	end := func(out []payload.Part, f *fault.Fault) {
+		if own.isEnded {
 			return
 		}
-		isOver = true
 		own.end()
+		m.note(tried, statusOf(f))
 		switch on := t.On; {
 		case f == nil:
-			m.note(join(path, "try"), Done, "")
 			done(out, nil)
-			return
 		case len(on) == 0 && slices.Contains(pipeline.DefaultTryReasons(), f.Reason), slices.Contains(on, f.Reason):
-			m.note(join(path, "try"), status, string(f.Reason))
-			m.outcome.Partial = slices.DeleteFunc(m.outcome.Partial, func(p string) bool { return strings.HasPrefix(p, join(path, "try/")) })
-			m.runList(s, pipeline.List{Steps: t.Else}, join(path, "else"), string(f.Reason), in, done)
+			m.outcome.Partial = slices.DeleteFunc(m.outcome.Partial, func(p string) bool { return strings.HasPrefix(p, tried+"/") })
+			m.runBranch(s, pipeline.List{Steps: t.Else}, join(path, "else"), in, done)
 		default:
-			m.note(join(path, "try"), status, string(f.Reason))
-			done(nil, at(f, path))
+			done(nil, withPath(f, path))
 		}
 	}
-	own.at(func() { end(nil, lateFault(path, t.Within), Late) })
-	m.runSteps(own, t.Steps, join(path, "try"), in, func(last parts, f *fault.Fault) {
-		if f != nil {
-			end(nil, f, Failed)
-			return
-		}
-		end(last.previous, nil, Done)
-	})
+	own.setTimer(func() { end(nil, lateFault(path, t.Within)) })
+	m.runList(own, pipeline.List{Steps: t.Steps}, tried, in, end)
 }
 
 // mapWindow bounds the items of a map that run at a time, so that one request never has the most of
@@ -253,18 +238,15 @@ func (x *mapping) advance() {
 		i := x.next
 		x.next++
 		x.running++
-		at, isStarting := describeItems(x.path, i), true
-		own := x.scope.child(0)
-		x.machine.runSteps(own, x.Steps, at, x.in.with(x.items[i]), func(end parts, f *fault.Fault) {
+		own, isStarting := x.scope.child(0), true
+		x.machine.runList(own, pipeline.List{Steps: x.Steps, Give: x.Give}, itemPath(x.path, i), x.in.with(x.items[i]), func(out []payload.Part, f *fault.Fault) {
 			own.end()
-			x.given[i] = take(pipeline.List{Steps: x.Steps, Give: x.Give}, end)
+			x.given[i], x.failed[i] = out, f
 			x.running--
-			if f != nil && !x.tolerates() {
+			switch {
+			case f != nil && x.OnItemError != pipeline.OmitItems && x.OnItemError != pipeline.FillItems:
 				x.finish(nil, f, i)
-				return
-			}
-			x.failed[i] = f
-			if !isStarting {
+			case !isStarting:
 				x.advance()
 			}
 		})
@@ -276,10 +258,6 @@ func (x *mapping) advance() {
 	}
 }
 
-func (x *mapping) tolerates() bool {
-	return x.OnItemError == pipeline.OmitItems || x.OnItemError == pipeline.FillItems
-}
-
 func (x *mapping) finish(out []payload.Part, f *fault.Fault, item int) {
 	if x.isOver {
 		return
@@ -287,21 +265,13 @@ func (x *mapping) finish(out []payload.Part, f *fault.Fault, item int) {
 	x.isOver = true
 	x.scope.end()
 	if f != nil {
-		x.machine.note(x.path, Failed, fmt.Sprintf("item %d: %s", item, f.Reason))
-		x.done(nil, at(f, describeItems(x.path, item)))
+		x.machine.note(x.path, Failed)
+		x.done(nil, withPath(f, itemPath(x.path, item)))
 		return
 	}
-	why := fmt.Sprintf("%d items", len(x.items))
-	bad := 0
-	for _, f := range x.failed {
-		if f != nil {
-			bad++
-		}
-	}
-	if bad > 0 {
-		why += fmt.Sprintf(", %d failed", bad)
+	if slices.ContainsFunc(x.failed, func(f *fault.Fault) bool { return f != nil }) {
 		x.machine.outcome.Partial = append(x.machine.outcome.Partial, x.path)
 	}
-	x.machine.note(x.path, Done, why)
+	x.machine.note(x.path, Done)
 	x.done(out, nil)
 }

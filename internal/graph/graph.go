@@ -86,8 +86,6 @@ const (
 type Branch struct {
 	Path   string
 	Status Status
-	// Why is the value that decided, or the fault.
-	Why string
 }
 
 // Outcome is how a request has ended.
@@ -118,8 +116,7 @@ type Machine struct {
 // running is an execution that has not ended.
 type running struct {
 	scope *scope
-	path  string
-	then  func([]payload.Part, *fault.Fault)
+	then  given
 }
 
 type timer struct {
@@ -268,8 +265,8 @@ func (s *scope) end() {
 	}
 }
 
-// at sets a timer for the scope's deadline, where that is before the parent's.
-func (s *scope) at(then func()) {
+// setTimer sets a timer for the scope's deadline, where that is before the parent's.
+func (s *scope) setTimer(then func()) {
 	if !s.deadline.Before(s.parent.deadline) {
 		return
 	}
@@ -300,11 +297,9 @@ func (p parts) with(given []payload.Part) parts {
 	return out
 }
 
-// then is called once, with what a list of steps can read at its end, or with its fault.
-type then func(end parts, f *fault.Fault)
-
-// runSteps runs a list of steps one after another.
-func (m *Machine) runSteps(s *scope, steps []pipeline.Step, path string, p parts, done then) {
+// runSteps runs a list of steps one after another. It calls done once, with what can be read at its end,
+// or with its fault.
+func (m *Machine) runSteps(s *scope, steps []pipeline.Step, path string, p parts, done func(end parts, f *fault.Fault)) {
 	if len(steps) == 0 {
 		done(p, nil)
 		return
@@ -334,7 +329,7 @@ type given func(parts []payload.Part, f *fault.Fault)
 func (m *Machine) runStep(s *scope, step *pipeline.Step, path string, p parts, done given) {
 	switch {
 	case step.Parallel != nil:
-		m.runParallel(s, step.Parallel, path, p, done)
+		m.runParallel(s, step, path, p, done)
 	case step.Map != nil:
 		m.runMap(s, step.Map, path, p, done)
 	case step.Switch != nil:
@@ -346,7 +341,7 @@ func (m *Machine) runStep(s *scope, step *pipeline.Step, path string, p parts, d
 	default:
 		m.lastID++
 		parts, kept := m.feed(step, p)
-		m.running[m.lastID] = running{s, path, done}
+		m.running[m.lastID] = running{s, done}
 		s.count(1)
 		m.do.Start = append(m.do.Start, Start{
 			ID: m.lastID, Step: step, Path: path, Parts: parts, Kept: kept, Deadline: s.deadline, IsFirst: !m.hasRun,
@@ -384,19 +379,25 @@ func (m *Machine) feed(step *pipeline.Step, p parts) (previous, kept []payload.P
 	return previous, kept
 }
 
-// take returns the parts that a list of steps gives by the end: those named that are not absent, or
-// what its last step gave. A list without steps gives nothing.
-func take(list pipeline.List, end parts) (out []payload.Part) {
-	if len(list.Give) == 0 && len(list.Steps) > 0 {
-		return end.previous
-	}
-	for _, name := range slices.Sorted(maps.Keys(list.Give)) {
-		if part, is := payload.Find(end.reach, list.Give[name]); is {
-			part.Name = name
-			out = append(out, part)
+// runList runs a list of steps in a block. It gives the parts named that are not absent, or what its
+// last step gave; without steps it gives nothing.
+func (m *Machine) runList(s *scope, list pipeline.List, path string, in parts, done given) {
+	m.runSteps(s, list.Steps, path, in, func(end parts, f *fault.Fault) {
+		var out []payload.Part
+		switch {
+		case f != nil:
+		case len(list.Give) == 0 && len(list.Steps) > 0:
+			out = end.previous
+		default:
+			for _, name := range slices.Sorted(maps.Keys(list.Give)) {
+				if part, is := payload.Find(end.reach, list.Give[name]); is {
+					part.Name = name
+					out = append(out, part)
+				}
+			}
 		}
-	}
-	return out
+		done(out, f)
+	})
 }
 
 // outputs returns the request's.
@@ -412,8 +413,8 @@ func (m *Machine) outputs(end parts) (out []payload.Part) {
 	return out
 }
 
-func (m *Machine) note(path string, s Status, why string) {
-	m.outcome.Branches = append(m.outcome.Branches, Branch{path, s, why})
+func (m *Machine) note(path string, s Status) {
+	m.outcome.Branches = append(m.outcome.Branches, Branch{path, s})
 }
 
 // constants returns the parts of constants, which are valid.
@@ -431,12 +432,12 @@ func lateFault(path string, within time.Duration) *fault.Fault {
 	return fault.Newf(fault.DeadlineExceeded, "%s: no answer within %s", path, within).Final()
 }
 
-// at returns a fault with the path at which it happened.
-func at(f *fault.Fault, path string) *fault.Fault {
+// withPath returns a fault with the path at which it happened.
+func withPath(f *fault.Fault, path string) *fault.Fault {
 	if f.Metadata["path"] != "" {
 		return f
 	}
 	return f.WithMetadata("path", path)
 }
 
-func describeItems(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }
+func itemPath(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 
+	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
+
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -157,14 +159,14 @@ func sameForm(path string, before [][]payload.Part, given []payload.Part) *fault
 // empty returns the parts of a map without items: shape [0, ...] where the spec of its last step
 // tells the rest.
 func (x *mapping) empty() (out []payload.Part) {
-	last := &x.Steps[len(x.Steps)-1]
-	for _, spec := range x.machine.request.Spec(last.Stage).GetOutputs() {
+	last := x.machine.request.Spec(x.Steps[len(x.Steps)-1].Stage)
+	for _, spec := range last.GetOutputs() {
 		t := spec.GetTensor()
 		if t == nil {
 			continue
 		}
 		shape := slices.Clone(t.GetShape())
-		if x.machine.hasRows(last.Stage) && len(shape) > 0 {
+		if last.GetBatchAxis() == stagev1.BatchAxis_BATCH_AXIS_ROWS && len(shape) > 0 {
 			shape = shape[1:]
 		}
 		for i := range shape {

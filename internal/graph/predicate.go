@@ -7,38 +7,32 @@ import (
 	"regexp"
 	"slices"
 
-	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
-
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-func (m *Machine) hasRows(stage pipeline.StageName) bool {
-	return m.request.Spec(stage).GetBatchAxis() == stagev1.BatchAxis_BATCH_AXIS_ROWS
-}
-
-// matches reports whether a predicate holds, and why in words.
-func (m *Machine) matches(p *pipeline.Predicate, in parts) (isMatch bool, why string, _ *fault.Fault) {
+// matches reports whether a predicate holds.
+func (m *Machine) matches(p *pipeline.Predicate, in parts) (bool, *fault.Fault) {
 	subject, values, f := m.subject(p, in)
 	if f != nil {
-		return false, "", f
+		return false, f
 	}
 	if p.Exists != nil {
-		return (values != nil) == *p.Exists, fmt.Sprintf("%s exists: %t", subject, values != nil), nil
+		return (values != nil) == *p.Exists, nil
 	}
 	if values == nil {
-		return false, subject + " is absent", nil
+		return false, nil
 	}
 	if p.Index != nil {
 		if *p.Index >= int64(len(values)) {
-			return false, "", fault.InField(fault.InvalidInput, p.Part, "%s has %d elements, and the condition is for the one at %d", subject, len(values), *p.Index)
+			return false, fault.InField(fault.InvalidInput, p.Part, "%s has %d elements, and the condition is for the one at %d", subject, len(values), *p.Index)
 		}
 		values = values[*p.Index : *p.Index+1]
 	}
 	if len(values) > 1 && !p.Any && !p.All {
-		return false, "", fault.InField(fault.InvalidInput, p.Part, "%s has %d elements; the condition needs any, all or index", subject, len(values))
+		return false, fault.InField(fault.InvalidInput, p.Part, "%s has %d elements; the condition needs any, all or index", subject, len(values))
 	}
 	matching := 0
 	for _, v := range values {
@@ -46,14 +40,10 @@ func (m *Machine) matches(p *pipeline.Predicate, in parts) (isMatch bool, why st
 			matching++
 		}
 	}
-	why = fmt.Sprintf("%s is %.80v", subject, values[:min(len(values), 8)])
-	if len(values) == 1 {
-		why = fmt.Sprintf("%s is %.80s", subject, values[0])
-	}
 	if p.All {
-		return matching == len(values), why, nil
+		return matching == len(values), nil
 	}
-	return matching > 0, why, nil
+	return matching > 0, nil
 }
 
 // subject returns the values that a predicate is about, nil where there is none, and its name.
