@@ -133,6 +133,9 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 		do, err := x.nextOfGraph(ctx, m)
 		if err != nil {
 			x.summarise(m)
+			if x.isCancelled() && x.env.StoresResult() {
+				x.service.cancels.store(ctx, x.env)
+			}
 			return nil, err
 		}
 		x.apply(ctx, do)

@@ -284,7 +284,7 @@ func TestRequestsWithBlocksAreRequests(t *testing.T) {
 		t.Run("cancel", func(t *testing.T) {
 			const id = "0190b0c0-0000-7000-8000-00000000000a"
 			cancelled := make(chan answer, 1)
-			go func() { cancelled <- ask(request.Request{Pipeline: "hangs", ID: id}) }()
+			go func() { cancelled <- ask(request.Request{Pipeline: "hangs", ID: id, IdempotencyKey: "c"}) }()
 			testbed.Receive(t, "a step runs", started)
 			testbed.Receive(t, "the other runs", started)
 			if err := g.Service().Cancel(t.Context(), id); err != nil {
@@ -294,6 +294,9 @@ func TestRequestsWithBlocksAreRequests(t *testing.T) {
 			a.checkFault(t, fault.Cancelled)
 			testbed.Receive(t, "a step is cancelled", ended)
 			testbed.Receive(t, "the other is cancelled", ended)
+			if _, err := g.Service().Result(t.Context(), id, 0); meshtest.FaultOf(err) == nil || meshtest.FaultOf(err).Reason != fault.Cancelled {
+				t.Errorf("stored is %v", err)
+			}
 		})
 		t.Run("deadline", func(t *testing.T) {
 			a := ask(request.Request{Pipeline: "hangs", Timeout: 300 * time.Millisecond})
