@@ -325,7 +325,7 @@ func TestConditions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inputs := []payload.Part{vector("x", 0.5), payload.OfTensor("n", integers), payload.OfTensor("scene", texts), payload.OfBlob("mode", "text/plain", []byte("fast"))}
+	inputs := []payload.Part{vector("x", 0.5), payload.OfTensor("n", integers), payload.OfTensor("scene", texts), payload.OfBlob("mode", "text/plain", []byte("fast")), vector("picture", make([]float32, 1<<17)...)}
 	number, value := func(f float64) *float64 { return &f }, func(v payload.Value) *payload.Value { return &v }
 	for name, test := range map[string]struct {
 		when pipeline.Predicate
@@ -346,6 +346,7 @@ func TestConditions(t *testing.T) {
 		"an index too large": {pipeline.Predicate{Part: "n", Equals: value(payload.Int64(-2)), Index: new(int64(4))}, "INVALID_INPUT"},
 		"absent":             {pipeline.Predicate{Part: "nothing", Equals: value(payload.Int64(1))}, "[no]"},
 		"exists":             {pipeline.Predicate{Part: "x", Exists: new(true)}, "[yes]"},
+		"a picture exists":   {pipeline.Predicate{Part: "picture", Exists: new(true)}, "[yes]"},
 		"exists not":         {pipeline.Predicate{Part: "nothing", Exists: new(false)}, "[yes]"},
 		"a parameter":        {pipeline.Predicate{Parameter: "k", Equals: value(payload.Int64(1))}, "[no]"},
 		"metadata":           {pipeline.Predicate{Metadata: "user", Exists: new(false)}, "[yes]"},

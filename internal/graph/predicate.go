@@ -68,7 +68,7 @@ func (m *Machine) subject(p *pipeline.Predicate, in parts) (name string, values 
 	if !is {
 		return p.Part, nil, nil
 	}
-	if part.Tensor == nil {
+	if part.Tensor == nil || p.Exists != nil { // which asks for no element
 		return p.Part, one(payload.String(string(part.Blob.Data)), true), nil
 	}
 	values, err := elements(*part.Tensor)
