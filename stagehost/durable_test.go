@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -366,4 +367,28 @@ func checkFullResults(t *testing.T, r runner.Runner) {
 		return true
 	})
 	b.emptiedFile()
+}
+
+// A request in memory whose result is to be stored does not wait for a broker that stores nothing more:
+// its caller may ask again.
+func TestResultThatCannotBeStoredIsAFaultAtOnce(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	var isFull atomic.Bool
+	b.host(inproc.Each(inproc.Settings{}, echo), func(s *stagehost.Settings) {
+		s.Bus.Store = func() error {
+			if isFull.Load() {
+				return errors.New("the disk is full")
+			}
+			return nil
+		}
+	})
+	isFull.Store(true)
+	// The deadline is further away than a test waits.
+	c := b.ask("x", func(e *envelope.Envelope) { e.StoreResult, e.Deadline = true, time.Now().Add(time.Hour) })
+	if f := c.fault(fault.StoreFull); !f.Retryable() || f.RetryAfter <= 0 {
+		t.Errorf("the fault is %+v", f)
+	}
+	isFull.Store(false)
+	b.ask("y", func(e *envelope.Envelope) { e.StoreResult = true }).output()
 }

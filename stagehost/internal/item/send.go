@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/tracing"
@@ -336,6 +337,9 @@ func (l *Loop) mayRetry(it *Item, err error) bool {
 		l.StreamMissing()
 	}
 	now := time.Now()
+	if it.isRefusedResult(err) {
+		return false
+	}
 	if it.mustStore() {
 		isWithinShare := !bus.IsFull(err) || l.mayWait(it)
 		return isWithinShare && (it.durable() || !it.expired(now))
@@ -539,9 +543,11 @@ func (l *Loop) storeReply(it *Item) {
 // giveUpStoring gives up on a message to store: it is too large, because the
 // broker's limit was lowered; or the connection is closed; or the deadline of a
 // request in memory has passed before it was stored; or the stream is full, and too many
-// others wait for it here.
+// others wait for it here; or the broker stores nothing more.
 func (l *Loop) giveUpStoring(it *Item, err error) {
 	switch {
+	case it.isRefusedResult(err):
+		l.sendUnstored(it, bus.StoreFault(err).WithRetryAfter(budget.RetryAfter))
 	case !it.durable() && it.expired(time.Now()):
 		l.Metrics.countUndelivered("dropped")
 		l.settle(it)
@@ -556,6 +562,28 @@ func (l *Loop) giveUpStoring(it *Item, err error) {
 	default:
 		l.sendFaultInstead(it, encodeFault(it.env.Hop(), err))
 	}
+}
+
+// isRefusedResult reports whether the result of a request in memory is not stored because the broker
+// stores nothing more. Its caller is told, and may send the request again; a durable item waits.
+func (it *Item) isRefusedResult(err error) bool {
+	return it.mustStore() && it.outbox[0].to == toResults && !it.durable() && errors.Is(err, bus.ErrStoreFull)
+}
+
+// sendUnstored replies with a fault that is not stored.
+func (l *Loop) sendUnstored(it *Item, f *fault.Fault) {
+	l.Metrics.countFault(f.Reason.Label())
+	tracing.Fail(it.span(), f)
+	reply := it.work().finalReply()
+	reply.Fault = l.locate(it, f)
+	message, err := l.Sender.Reply(it.env.Gateway, reply)
+	if err != nil {
+		l.internalError("fault cannot be sent", err)
+		l.settle(it)
+		return
+	}
+	l.replaceOutbox(it, []outgoing{{message, toGateway}})
+	l.send(it)
 }
 
 // sendFaultInstead replies with a fault in place of an output that cannot go on.
