@@ -8,7 +8,6 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/tracing"
@@ -547,7 +546,7 @@ func (l *Loop) storeReply(it *Item) {
 func (l *Loop) giveUpStoring(it *Item, err error) {
 	switch {
 	case it.isRefusedResult(err):
-		l.sendUnstored(it, bus.StoreFault(err).WithRetryAfter(budget.RetryAfter))
+		l.sendUnstored(it, bus.Rejection(err, it.env.Hop()))
 	case !it.durable() && it.expired(time.Now()):
 		l.Metrics.countUndelivered("dropped")
 		l.settle(it)
