@@ -203,19 +203,37 @@ func TestRollingRestartsDisturbNoRequest(t *testing.T) {
 func TestRepliesNeverReachTheWrongCaller(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
-	var hosts []*member
+	m := f.withGatewaysAndHosts(t, gatewaySpec{})
+	l := f.load(loadSpec{pipeline: "chain", inFlight: 64, every: 2 * time.Millisecond, through: perRequest})
+	m.failInTurn(l, 500)
+	l.finish().checkAllRight(t)
+	until(t, "every gateway shows all hosts", discovery.MaxDetectTime, m.isInView)
+	logDroppedReplies(t, m.gateways)
+}
+
+// withGatewaysAndHosts starts two hosts of each stage of "chain", and two gateways that also have what
+// the spec says.
+func (f *fleet) withGatewaysAndHosts(t *testing.T, s gatewaySpec) *mesh {
+	t.Helper()
+	m := &mesh{t: t, fleet: f}
 	for range 2 {
 		for _, stage := range []string{"one", "two", "three"} {
-			hosts = append(hosts, f.host(hostSpec{stage: stage, run: time.Millisecond}))
+			m.hosts = append(m.hosts, f.host(hostSpec{stage: stage, run: time.Millisecond}))
 		}
 	}
-	chain := gatewaySpec{pipelines: map[string][]string{"chain": {"one", "two", "three"}}, drainDelay: time.Second}
-	m := &mesh{t: t, fleet: f, hosts: hosts, gateways: []*member{f.gatewayOf(chain), f.gatewayOf(chain)}}
+	s.pipelines, s.drainDelay = map[string][]string{"chain": {"one", "two", "three"}}, time.Second
+	m.gateways = []*member{f.gatewayOf(s), f.gatewayOf(s)}
 	testbed.Eventually(t, "every gateway shows all hosts", m.isInView)
-	l := f.load(loadSpec{pipeline: "chain", inFlight: 64, every: 2 * time.Millisecond, through: perRequest})
+	return m
+}
+
+// failInTurn kills or drains one member after the other and starts it again, each after so many more
+// answers.
+func (m *mesh) failInTurn(l *load, answers int) {
+	m.t.Helper()
 	for turn := range pick(6, 120) {
-		l.flow(500)
-		switch host := hosts[turn%len(hosts)]; turn % 3 {
+		l.flow(answers)
+		switch host := m.hosts[turn%len(m.hosts)]; turn % 3 {
 		case 0:
 			host.Kill()
 			host.start()
@@ -223,11 +241,8 @@ func TestRepliesNeverReachTheWrongCaller(t *testing.T) {
 			restart(host)
 		case 2:
 			restart(m.gateways[turn/3%2])
-			testbed.Eventually(t, "the balancer uses both gateways", func() bool { return l.ready.knows(len(m.gateways)) })
+			testbed.Eventually(m.t, "the balancer uses both gateways", func() bool { return l.ready.knows(len(m.gateways)) })
 		}
 	}
-	l.flow(500)
-	l.finish().checkAllRight(t)
-	until(t, "every gateway shows all hosts", discovery.MaxDetectTime, m.isInView)
-	logDroppedReplies(t, m.gateways)
+	l.flow(answers)
 }
