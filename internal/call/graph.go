@@ -174,9 +174,7 @@ func (x *call) nextOfGraph(ctx context.Context, m *graph.Machine) (graph.Actions
 			x.service.pieces.Release(1)
 			return graph.Actions{}, nil
 		}
-		next := g.waiting[0]
-		g.waiting = g.waiting[1:]
-		x.startPiece(ctx, next)
+		x.startNext(ctx)
 		return graph.Actions{}, nil
 	case <-due:
 		id := g.timers[0].ID
@@ -226,9 +224,7 @@ func (x *call) apply(ctx context.Context, do graph.Actions) {
 	g.timers = append(g.timers, do.Timers...)
 	g.waiting = append(g.waiting, do.Start...)
 	for len(g.waiting) > 0 && x.service.pieces.TryAcquire(1) {
-		next := g.waiting[0]
-		g.waiting = g.waiting[1:]
-		x.startPiece(ctx, next)
+		x.startNext(ctx)
 	}
 	if len(g.waiting) == 0 || g.isWaiting {
 		return
@@ -246,9 +242,10 @@ func (x *call) apply(ctx context.Context, do graph.Actions) {
 	})
 }
 
-// startPiece runs a piece that has a place.
-func (x *call) startPiece(ctx context.Context, start graph.Start) {
-	whole := ctx
+// startNext runs the first of the pieces that wait; it has a place.
+func (x *call) startNext(ctx context.Context) {
+	start, whole := x.graph.waiting[0], ctx
+	x.graph.waiting = x.graph.waiting[1:]
 	ctx, cancel := context.WithDeadline(ctx, start.Deadline)
 	x.graph.running[start.ID] = cancel
 	x.graph.pieces.Go(func() {
