@@ -114,11 +114,11 @@ func itemOf(x tensor.Tensor) runner.Item {
 func TestEnginesAgree(t *testing.T) {
 	t.Parallel()
 	network := newPerceptron()
-	files := map[string][]byte{"a perceptron": network.file().bytes()}
-	var err error
-	if files["digits"], err = os.ReadFile(filepath.Join("..", "..", "examples", "digits", "digits.onnx")); err != nil {
+	digits, err := os.ReadFile(filepath.Join("..", "..", "examples", "digits", "digits.onnx"))
+	if err != nil {
 		t.Fatal(err)
 	}
+	files := map[string][]byte{"a perceptron": network.file().bytes(), "digits": digits}
 	for name, data := range files {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -142,9 +142,11 @@ func TestEnginesAgree(t *testing.T) {
 			x[2*features] = float32(math.NaN()) // is a value like others
 			var answers [2][]runner.Outcome
 			for i, r := range []runner.Runner{fast, slow} {
-				if answers[i], err = do(t.Context(), r, item(t, "x", x[:2*features], 2, features), item(t, "x", x[2*features:], 1, features)); err != nil {
+				answer, err := do(t.Context(), r, item(t, "x", x[:2*features], 2, features), item(t, "x", x[2*features:], 1, features))
+				if err != nil {
 					t.Fatal(err)
 				}
+				answers[i] = answer
 			}
 			if a, b := values(t, answers[0][0], 0), values(t, answers[1][0], 0); !near(a, b) || len(a) != 2*classes {
 				t.Errorf("onnxruntime answers %v, Go %v", a, b)
