@@ -13,6 +13,7 @@ import (
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/internal/bus"
 	registry "github.com/stagemesh/stagemesh/internal/models"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -40,6 +41,10 @@ const (
 	switchesAtOnce = 8
 	switchTimeout  = time.Minute
 	switchPause    = 2 * time.Second
+	// A host that leaves with models waits for otherTimeout until it knows another one, and looks
+	// every otherPoll.
+	otherTimeout = time.Second
+	otherPoll    = 20 * time.Millisecond
 )
 
 // Leader looks after what no host of the stage has: the queues and replicas of those that
@@ -306,6 +311,9 @@ func (ms *Models) Move(ctx context.Context, leave func()) {
 	}
 	leave()
 	ms.post(func(s *set) { s.cache.GiveUpQueued() })
+	if len(moves) > 0 {
+		ms.awaitOther(ctx)
+	}
 	slices.SortFunc(moves, func(a, b move) int {
 		return cmp.Or(cmp.Compare(min(a.wanted.Replicas, 2), min(b.wanted.Replicas, 2)), b.wanted.LastUse.Compare(a.wanted.LastUse))
 	})
@@ -320,6 +328,25 @@ func (ms *Models) Move(ctx context.Context, leave func()) {
 		})
 	}
 	_ = moving.Wait() // no error
+}
+
+// awaitOther returns once this host knows another one that loads models, or after otherTimeout: one
+// that has just joined may not be in this host's view of the registry yet.
+func (ms *Models) awaitOther(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, otherTimeout)
+	defer cancel()
+	tick := time.NewTicker(otherPoll)
+	defer tick.Stop()
+	for !slices.ContainsFunc(ms.members.Hosts(), func(h discovery.Host) bool {
+		r := h.Record
+		return h.Alive && r.GetStage() == string(ms.Stage) && r.GetHost() != string(ms.Host) && !r.GetDraining() && r.GetCache() != nil
+	}) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // DeleteOwnQueue deletes the host's own queue if it is empty and no other host takes over what a
