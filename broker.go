@@ -190,7 +190,7 @@ func (b *broker) options(folder string) (*server.Options, error) {
 	o := &server.Options{
 		DontListen: s.Listen == "",
 		JetStream:  true,
-		// The account of the mesh has the limits: those of the server count streams that are opened
+		// The account of the mesh has the limits: the server's own count streams that are opened
 		// again twice (nats-server 2.15.2).
 		JetStreamMaxMemory: unlimited,
 		JetStreamMaxStore:  unlimited,

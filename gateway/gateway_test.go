@@ -33,7 +33,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// settings are those of a gateway without pipelines; the edits change them.
+// settings returns a gateway's settings without pipelines; the edits change them.
 func settings(t *testing.T, broker string, edits ...func(*gateway.Settings)) gateway.Settings {
 	t.Helper()
 	s := gateway.Settings{

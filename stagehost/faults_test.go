@@ -523,7 +523,7 @@ func TestFailedBatchIsLoggedOnce(t *testing.T) {
 	})
 }
 
-// The words are those of the gateway's own counter.
+// The gateway's own counter has the same words.
 func TestUndeliveredRepliesAreCountedByDisposition(t *testing.T) {
 	t.Parallel()
 	for word, d := range map[string]meshv1.ReplyDisposition{

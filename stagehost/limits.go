@@ -2,7 +2,7 @@ package stagehost
 
 import "time"
 
-// Grace periods of a host, beside those of its items in internal/item/limits.go.
+// Grace periods of a host; internal/item/limits.go has the grace periods of items.
 const (
 	// unhealthyGrace is how long a runner may be unable to run anything before its
 	// host leaves the stage to others. A process that is back in a moment is worth the

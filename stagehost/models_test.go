@@ -69,7 +69,7 @@ type loads struct {
 	run      func(id model.ID, batch runner.Batch) error
 	// measured is the size of each model where loads do not tell it.
 	measured model.Size
-	// capacity is that of the runtime; zero is no limit.
+	// capacity is the runtime's; zero is no limit.
 	capacity model.Size
 }
 
@@ -338,7 +338,7 @@ func TestBadModelsGetTheirFaults(t *testing.T) {
 	})
 }
 
-// asked asks until the answer is not that of a host which does not know the others yet, and
+// asked asks until the answer comes from no host which does not know the others yet, and
 // returns it.
 func (b *modelBed) asked(reason fault.Reason, edits ...func(*envelope.Envelope)) (out *call) {
 	b.t.Helper()

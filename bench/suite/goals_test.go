@@ -9,7 +9,7 @@ import (
 	"github.com/stagemesh/stagemesh/bench/suite"
 )
 
-// statuses are those of an item's goals, in order.
+// statuses returns the statuses of an item's goals, in order.
 func statuses(r suite.Results, n suite.Number) (out []string) {
 	for _, g := range suite.Goals(r) {
 		if g.Number == n {

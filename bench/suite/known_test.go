@@ -62,7 +62,7 @@ func samples(grows float64) []load.ProcessSample {
 	return out
 }
 
-// known are complete results. Ratio is that of throughput, slower that of P50, goodput
+// known are complete results. Ratio compares throughput, slower P50, goodput
 // that at five times the peak of 1000, and grows the growth of the heap.
 func known(ratio, slower, goodput, grows float64) suite.Results {
 	items := [][]suite.Answer{

@@ -22,7 +22,7 @@ import (
 // cluster returns three brokers of one cluster, not started.
 func cluster(t *testing.T) []*server.Server {
 	t.Helper()
-	// They are not those of outgoing connections, which could take them meanwhile.
+	// No outgoing connection could take these ports meanwhile.
 	ports, err := testbed.FreePorts(3)
 	if err != nil {
 		t.Fatal(err)

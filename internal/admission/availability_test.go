@@ -17,7 +17,7 @@ import (
 // distant is a broker whose hosts take a while to report.
 type distant struct {
 	takes time.Duration
-	// backlog is that of all queues, or nil if it is not known.
+	// backlog is the sum of all queues, or nil if it is not known.
 	backlog *bus.Backlog
 
 	mu     sync.Mutex

@@ -28,7 +28,7 @@ type driver struct {
 	waiting  map[batch.ID]waiting
 	added    int
 	draining bool
-	// limits are those of the keys that have one.
+	// limits holds the keys that have one.
 	limits map[batch.Key]*batch.Limit
 	// delivered counts how often each item left.
 	delivered map[batch.ID]int

@@ -14,7 +14,7 @@ import (
 )
 
 // simulation runs a Batcher against workers and callers in virtual time. Its random
-// numbers do not depend on what the Batcher does: those of a seed are the same for all
+// numbers do not depend on what the Batcher does: each seed gives the same numbers to all
 // policies.
 type simulation struct {
 	settings batch.Settings

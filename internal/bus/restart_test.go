@@ -59,7 +59,7 @@ func TestNothingIsBufferedWithoutTheBroker(t *testing.T) {
 }
 
 // The server looks at the sequence of an ack only. A host that holds deliveries
-// of a queue that was lost must not settle those of the one that replaced it.
+// of a queue that was lost must not settle messages of the queue that replaced it.
 func TestStaleAckDeletesNothing(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)

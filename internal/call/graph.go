@@ -348,7 +348,7 @@ func (x *call) endGraph(o *graph.Outcome) (*request.Response, error) {
 // storeTimeout bounds the time in which the result of a request with blocks is stored.
 const storeTimeout = 5 * time.Second
 
-// storeGraph stores a result, as hosts store those of other requests.
+// storeGraph stores a result, as hosts store the results of other requests.
 func (x *call) storeGraph(reply *envelope.Reply) error {
 	message, err := x.service.results.Result(x.env.Result(reply, time.Now()))
 	if err == nil {

@@ -19,7 +19,7 @@ type parallel struct {
 	path    string
 	scope   *scope
 	lists   []pipeline.List
-	// scopes are those of the branches, given what they gave; a branch is open until it has ended.
+	// scopes are the branches' scopes, given what they gave; a branch is open until it has ended.
 	scopes  []*scope
 	given   [][]payload.Part
 	isEnded []bool

@@ -95,7 +95,7 @@ type Outcome struct {
 	// Partial are the paths of branches that were late or failed and whose parts are absent or
 	// replaced.
 	Partial []string
-	// Branches are those of blocks that have run, in the order in which they were decided.
+	// Branches lists the branches of blocks that have run, in the order in which they were decided.
 	Branches []Branch
 }
 

@@ -125,7 +125,7 @@ func addMessage(file *descriptorpb.FileDescriptorProto, name string, t reflect.T
 // model is a folder of the repository.
 type model struct {
 	config
-	// path is that of its config.pbtxt, and text what the file says.
+	// path is its config.pbtxt's, and text what the file says.
 	name, path, text string
 	// version is the highest one.
 	version int

@@ -118,7 +118,7 @@ func (r *repository) pipeline(m *model) (p pipeline.Pipeline, err error) {
 }
 
 // build returns the pipeline of the levels. A part has the name of the stage's output, or in a branch
-// that of the ensemble's tensor. isRight is false if a step would read another tensor of the same name.
+// the name of the ensemble's tensor. isRight is false if a step would read another tensor of the same name.
 // With renamed all parts have the names of tensors, which are unique.
 func build(m *model, levels [][]node, steps names, renamed bool) (p pipeline.Pipeline, isRight bool) {
 	// parts has the name of each tensor, tensors what each name stands for after the steps so far.

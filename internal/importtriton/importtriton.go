@@ -28,7 +28,7 @@ import (
 // repository has the models by name.
 type repository struct {
 	models map[string]*model
-	// path is that of the repository as the mesh file names it. server is the stage of the models
+	// path is the repository's, as the mesh file names it. server is the stage of the models
 	// that Triton goes on running.
 	path, server string
 }

@@ -60,7 +60,7 @@ func TestUploadOfACallerWhoHangsUpIsWhole(t *testing.T) {
 	s.wantFile(budget.WithTenant(t.Context(), "a"), t, file.ID, "content")
 }
 
-// A record whose answer was lost may be stored, so its bytes stay; those of the next try go.
+// A record whose answer was lost may be stored, so its bytes stay; the next try's bytes go.
 func TestOutputIsKeptThroughLostAnswers(t *testing.T) {
 	t.Parallel()
 	s, id := ofBatches(t), uuid.Must(uuid.NewV7())

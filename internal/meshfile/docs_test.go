@@ -70,7 +70,7 @@ func TestDocumentedFilesAreValid(t *testing.T) {
 	}
 }
 
-// settings are those of each kind of runner.
+// settings lists the settings of each kind of runner.
 var settings = map[string]reflect.Type{
 	"image_decode": reflect.TypeFor[runners.ImageDecodeSettings](),
 	"model_server": reflect.TypeFor[modelserver.Settings](),

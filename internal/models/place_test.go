@@ -30,7 +30,7 @@ func TestModelsArePlacedByTheRecordsOfHosts(t *testing.T) {
 		a     func(r *meshv1.HostRecord)
 		b     func(r *meshv1.HostRecord)
 		model string // its type
-		// lastUse is that of the model where no request waits for it.
+		// lastUse is the model's where no request waits for it.
 		lastUse time.Time
 		want    string
 	}{

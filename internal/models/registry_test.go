@@ -518,7 +518,7 @@ func TestReplicasAreRecorded(t *testing.T) {
 	if _, there, _ := r.Model("m"); len(there.GetReplicas()) != 1 || !there.GetLastUse().AsTime().Equal(used) {
 		t.Errorf("got %v", there)
 	}
-	// The replicas of another registration are not those of this one.
+	// The replicas of another registration do not belong to this one.
 	_, _, err = r.ClaimLoading(ctx, "m", "a", anyway)
 	expect(t, "claim", err, "")
 	expect(t, "unregister", r.Unregister(ctx, "m"), "")

@@ -94,7 +94,7 @@ func (o outcomes) SetOutcome(_ int, outcome runner.Outcome) error {
 func itemOf(rows ...int64) runner.Item {
 	x, err := tensor.FromInt64([]int64{int64(len(rows))}, rows)
 	if err != nil {
-		panic(err) // the shape is that of the rows
+		panic(err) // the shape fits the rows
 	}
 	return runner.Item{Inputs: []payload.Part{payload.OfTensor("x", x)}, Rows: 1}
 }

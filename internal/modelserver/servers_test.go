@@ -281,13 +281,13 @@ func TestTritonThatPollsIsRefused(t *testing.T) {
 	}
 }
 
-// openVINO has no repository extension: its models are those of a file, which it reads again when
+// openVINO has no repository extension: its models are listed in a file, which it reads again when
 // POST /v1/config/reload asks for it.
 type openVINO struct {
 	oipv2.UnimplementedGRPCInferenceServiceServer
 
 	mu sync.Mutex
-	// models are those of the file, by name, with the error of their requests.
+	// models are the file's, by name, with the error of their requests.
 	models map[string]error
 }
 
@@ -416,7 +416,7 @@ func (m message) last(number protowire.Number) message {
 	return append([]message{nil}, m.all(number)...)[len(m.all(number))]
 }
 
-// tensorFlow is TensorFlow Serving. Numbers of fields are those of its public protocol.
+// tensorFlow is TensorFlow Serving. Its public protocol has the numbers of fields.
 type tensorFlow struct {
 	mu sync.Mutex
 	// models are those that are AVAILABLE.

@@ -15,7 +15,7 @@ import (
 )
 
 // BenchmarkCodec is what a batch of 32 x 1 KiB costs its host without the socket
-// and the goroutines: into the bytes of a predict, and out of those of a result.
+// and the goroutines: into the bytes of a predict, and out of a result's.
 func BenchmarkCodec(b *testing.B) {
 	const n = 32
 	items := make([]runner.Item, n)

@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// settings are those of a runner whose workers are in the mode. Limits are short
+// settings returns the settings of a runner whose workers are in the mode. Limits are short
 // where tests wait for them, and long where they must not be what helps.
 func settings(t testing.TB, mode string) worker.Settings {
 	t.Helper()

@@ -143,7 +143,7 @@ type Try struct {
 	// Within, from the block's start, is when they have failed with DEADLINE_EXCEEDED; 0 means at the
 	// request's deadline.
 	Within time.Duration `yaml:"within"`
-	// On are the reasons; empty means those of DefaultTryReasons.
+	// On are the reasons; empty means DefaultTryReasons.
 	On   []fault.Reason `yaml:"on"`
 	Else []Step         `yaml:"else"`
 }

@@ -325,7 +325,7 @@ func (p Pipeline) Route(o Options) ([]Hop, error) {
 	return route, nil
 }
 
-// checkLock checks that a request's options, the parameters of every step and those of this one,
+// checkLock checks that a request's options, the parameters of every step and this step's own,
 // set nothing that the step locks.
 func (p Pipeline) checkLock(s Step, all payload.Parameters, own StepOptions) error {
 	if !s.Locked {

@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/top.txt anew")
 
-// shownFigures are those of a mesh with more stages than fit, and names that are too long.
+// shownFigures returns the figures of a mesh with more stages than fit, and names that are too long.
 func shownFigures() *topFigures {
 	unknown := figure(math.NaN())
 	now := time.Date(2026, 11, 23, 12, 31, 7, 0, time.UTC)

@@ -9,7 +9,7 @@ import (
 )
 
 // file describes an ONNX file to be written by hand; the field numbers below
-// are those of onnx.proto3.
+// come from onnx.proto3.
 type file struct {
 	nodes   []op
 	inputs  []value

@@ -98,7 +98,7 @@ func TestLinkedModulesHavePermissiveLicences(t *testing.T) {
 	}
 }
 
-// The files of the viewer of /docs are those of a bundle of npm packages, which lists their licences
+// The files of the viewer of /docs come from a bundle of npm packages, which lists their licences
 // in comments.
 func TestViewerHasPermissiveLicences(t *testing.T) {
 	t.Parallel()

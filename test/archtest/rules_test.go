@@ -131,7 +131,7 @@ func (e external) refusal() string {
 }
 
 // isTestHelper reports whether the package exists to be imported by tests:
-// its name, or that of a folder around it, ends in "test", as fronttest does, or is
+// its name, or the name of a folder around it, ends in "test", as fronttest does, or is
 // "testbed".
 func isTestHelper(pkg string) bool {
 	return slices.ContainsFunc(strings.Split(pkg, "/"), func(name string) bool {

@@ -167,7 +167,7 @@ type resultDocument struct {
 	Error *struct{ Code, Message string }
 }
 
-// lines returns those of a file, by custom ID.
+// lines returns the lines of a file, by custom ID.
 func (b *batchBed) lines(file string) map[string]resultDocument {
 	b.t.Helper()
 	out := map[string]resultDocument{}

@@ -81,7 +81,7 @@ func TestWaitThatEndsWhileTheBrokerIsSilentReturnsTheJob(t *testing.T) {
 		t.Cleanup(link.Mend)
 		submitted, _ := jobCall(t, m, "POST", "/v1/queues/nightly/jobs", "a")
 		watcher, reads := broker.Client(), 0
-		// The first read of a record is that of the job before the wait, the second the first of the wait.
+		// The first read of a record finds the job before the wait, the second is the wait's first.
 		if _, err := watcher.Subscribe("$JS.API.DIRECT.GET.m_job_records.>", func(*nats.Msg) {
 			if reads++; reads == 2 {
 				link.Drop()

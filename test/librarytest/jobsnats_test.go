@@ -142,7 +142,7 @@ jobs:
 		t.Errorf("%s %v", failure, &cancelled)
 	}
 	acme.expectEnd("held", held, "cancelled")
-	// The first end that globex gets is its own, although those of acme came before.
+	// The first end that globex gets is its own, although acme's came before.
 	globex.expectEnd("nightly", globex.submit("nightly"), "succeeded")
 
 	binary, err := proto.Marshal(&inferencev1.GetJobRequest{Id: done})

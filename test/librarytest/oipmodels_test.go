@@ -43,7 +43,7 @@ type modelMesh struct {
 }
 
 // startModelMesh starts a mesh with the models iris-v1 and iris-v2 among others. The names all
-// and both are also those of models: a pipeline and an alias.
+// and both name models, too: a pipeline and an alias.
 func startModelMesh(t *testing.T, c gateway.Config) modelMesh {
 	t.Helper()
 	c.Listen, c.Admin.Listen = "127.0.0.1:0", "127.0.0.1:0"

@@ -25,7 +25,7 @@ import (
 )
 
 // sourceModels returns a runner whose models answer with their source. Those of the source
-// "broken" cannot be loaded, those of "stuck" answer when the runner stops, and those of "failing" fail.
+// "broken" cannot be loaded, requests of "stuck" are answered when the runner stops, and requests of "failing" fail.
 func sourceModels() runner.Runner {
 	return inproc.NewModels(inproc.Settings{Concurrency: 4}, inproc.Models{
 		Load: func(_ context.Context, m model.Model) (any, runner.LoadedModel, error) {

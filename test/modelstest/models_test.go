@@ -1,5 +1,5 @@
 // Package modelstest runs the examples whose models were made by other libraries, and compares
-// their answers with those of the libraries. `make models-python` installs these, and
+// their answers with the libraries' own. `make models-python` installs these, and
 // `make torch-python` finds PyTorch.
 package modelstest
 

@@ -46,7 +46,7 @@ func (s shelf) Ready(_ context.Context, name string) error {
 	return fault.New(fault.UnknownPipeline, "there is none")
 }
 
-// Statistics has those of "simple" and of "other".
+// Statistics has the statistics of "simple" and "other".
 func (s shelf) Statistics(ctx context.Context, name string) ([]call.Statistics, error) {
 	all := []call.Statistics{
 		{Name: "other", Fail: call.Spent{Count: 1, Total: time.Second}, Last: time.UnixMilli(5000)},

@@ -37,7 +37,7 @@ func streaming(contentType, body string, header ...string) ask {
 	return out
 }
 
-// events are those of an answer that is one.
+// events is the answer's, if it is a stream of events.
 func (r reply) events(t *testing.T) []fronttest.Event {
 	t.Helper()
 	out, err := fronttest.ReadEvents(strings.NewReader(r.body)).All()

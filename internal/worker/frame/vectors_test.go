@@ -55,7 +55,7 @@ func raw(header string, body []byte) []byte {
 	return append(append(out, header...), body...)
 }
 
-// partsOf returns all parts of a message, those of examples too.
+// partsOf returns all parts of a message, and of its examples.
 func partsOf(m frame.Message) []frame.Part {
 	switch m := m.(type) {
 	case *frame.Predict:

@@ -123,7 +123,7 @@ type run struct {
 	slot   runner.Slot
 	batch  runner.Batch
 	reason batch.Reason
-	// attempts are the items for the runner's goroutines, items those of the loop.
+	// attempts are the items for the runner's goroutines, items the same for the loop.
 	attempts []attempt
 	items    []*Item
 	// records are the runs of its item that ended with their process, where that is a suspect. The

@@ -4,8 +4,8 @@ import "time"
 
 // Limits on retries, redeliveries, crashes and grace periods, each with its
 // reason. Operators may change the limits whose defaults package stagehost exports:
-// CrashLimit (2 runs), AckWait (2.5 s), StartTimeout, DrainTimeout and those of a
-// stream.
+// CrashLimit (2 runs), AckWait (2.5 s), StartTimeout, DrainTimeout and the limits
+// of streams.
 const (
 	// MaxBrokerDeliveries is the broker's own limit, for items whose hosts all crash
 	// before they can decide. Items on file have none: they would stay in their queue

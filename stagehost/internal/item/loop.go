@@ -150,7 +150,7 @@ type Settings struct {
 // streams reports whether the runner answers in chunks.
 func (s *Settings) streams() bool { return s.Batch.Mode == batch.Stream }
 
-// Items are those of one host: what brings events to the loop, and runs its batches. Any goroutine may
+// Items holds the items of one host: what brings events to the loop, and runs its batches. Any goroutine may
 // use them; only the loop, which has them too, changes an item.
 type Items struct {
 	Settings
@@ -175,7 +175,7 @@ type Items struct {
 	idle   chan struct{}
 }
 
-// New returns the items of a host, none yet. The context is that of batches.
+// New returns the items of a host, none yet. Batches run in the context.
 func New(ctx context.Context, s Settings) *Items {
 	return &Items{
 		Settings: s, runCtx: ctx, events: make(chan Event, s.Events), loopDone: make(chan struct{}),

@@ -52,7 +52,7 @@ func TestDayOfTrafficHitsLikePlainLRU(t *testing.T) {
 	}
 }
 
-// day runs items and actions on a simulated clock. Its checks are few, because those of host
+// day runs items and actions on a simulated clock. Its checks are few, because the checks of host
 // look at all models.
 type day struct {
 	t       *testing.T

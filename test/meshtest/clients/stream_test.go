@@ -225,7 +225,7 @@ type event struct {
 	data     map[string]any
 }
 
-// text is that of the event's only output.
+// text is the text of the event's only output.
 func (e event) text() string {
 	outputs, _ := e.data["outputs"].([]any)
 	if len(outputs) != 1 {

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// large is the size of the tensor that goes in or out, in bytes; small is that of the
+	// large is the size of the tensor that goes in or out, in bytes; small is the size of the
 	// other.
 	large, small = 1 << 20, 4
 	// requests is the number of requests that an allocation is averaged over.

@@ -266,13 +266,13 @@ const retryEvery = 100 * time.Millisecond
 type answer struct {
 	// text is the request's, id the gateway's, and model that which is to answer, if any.
 	text, id, model string
-	// body is the answer, or reason that of its fault.
+	// body is the answer; reason is its fault's, if it has one.
 	body, reason string
 	// finals is the number of ends of the answer: an output or a fault each.
 	finals int
 	// corrupt is true for a streamed answer with a gap, or with parts of two runs.
 	corrupt bool
-	// seq is that of the last message of a streamed answer.
+	// seq is the number of the last message of a streamed answer.
 	seq uint64
 	// took is how long the caller waited, until at; decision is how long of it a unary
 	// request took in the gateway, as it reports.

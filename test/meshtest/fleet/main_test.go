@@ -310,7 +310,7 @@ func (f *fleet) meshFile(link *testbed.Link, sections ...any) string {
 	return path
 }
 
-// gatewayAddresses returns those of the gateways that have been ready.
+// gatewayAddresses returns the addresses of the gateways that have been ready.
 func (f *fleet) gatewayAddresses() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -238,7 +238,7 @@ func TestBrokenRuntimesLeaveTheModelsToTheThird(t *testing.T) {
 				}
 			}
 			for _, how := range broken {
-				// A crash is known to be that of one load only where no other runs.
+				// A crash is blamed on one load only where no other runs.
 				if how != "crash" && !strings.Contains(messages, how) {
 					t.Errorf("the statuses have no failure of %q:\n%s", how, messages)
 				}

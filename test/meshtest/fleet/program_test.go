@@ -221,7 +221,7 @@ func (r *recorder) answer(item runner.Item, run int64) payload.Part {
 }
 
 // work sends the chunks, the first of them at once, and returns when the batch has taken
-// its time. The error is that of the context.
+// its time. The error is the context's.
 func (r *recorder) work(ctx context.Context, batch runner.Batch, answers [][]payload.Part, sink runner.Sink) error {
 	for range r.settings.Chunks {
 		for i, answer := range answers {

@@ -59,7 +59,7 @@ func (m *mesh) isGone(id string) bool {
 	return m.every(func(g *member) bool { return !slices.Contains(g.view().alive, id) })
 }
 
-// isServed reports whether every gateway serves the applied pipeline and that of the file.
+// isServed reports whether every gateway serves the applied pipeline and the file's.
 func (m *mesh) isServed() bool {
 	return m.every(func(g *member) bool { return g.serves(applied, "echo") })
 }

@@ -22,7 +22,7 @@ import (
 )
 
 // contents holds bodies against the document that the validator does not look into:
-// MessagePack and events, whose schemas are those of what they contain.
+// MessagePack and events, whose schemas describe what they contain.
 type contents struct {
 	paths    *v3.Document
 	document any
@@ -45,7 +45,7 @@ func contentsOf(t *testing.T, text []byte) contents {
 	return contents{paths: &model.Model, document: document}
 }
 
-// request holds the body of a request, and answer that of an answer to one.
+// request holds a request's body, and answer an answer's.
 func (c contents) request(t *testing.T, r *http.Request, body []byte) {
 	t.Helper()
 	c.hold(t, r, r.Header, body, "requestBody")

@@ -78,7 +78,7 @@ const stage = "work"
 type spec struct {
 	// file is the worker's program in testdata.
 	file string
-	// workers is their number on a host, hosts that of the hosts; 0 means 1.
+	// workers is the number of workers on a host, hosts the number of hosts; 0 means 1.
 	workers, hosts int
 	// options are the worker's, with "folder" added.
 	options map[string]any
@@ -359,7 +359,7 @@ type entry struct {
 	What   string
 	Worker int
 	PID    int
-	// Texts are those of the batch.
+	// Texts come from the batch.
 	Texts []string
 }
 
