@@ -233,9 +233,9 @@ OCR = bin/bench run ocr examples/ocr/pictures/*.* --mesh examples/ocr/mesh.yaml 
   --pairs $(if $(QUICK),1,5) --warmup 2s --duration $(if $(QUICK),5s,15s) --peer
 
 .PHONY: bench-ocr
-bench-ocr: bin/bench $(call PEER_PYTHON,ocr)/.built ## Measure examples/ocr in turns with rapidocr in one process, and with MOSEC, in twenty minutes (QUICK=1)
+bench-ocr: bin/bench $(call PEER_PYTHON,ocr)/.built ## Measure examples/ocr in turns with rapidocr in one process, MOSEC, BentoML and Ray Serve, in forty minutes (QUICK=1)
 	@export PATH="$(call PEER_PYTHON,ocr)/bin:$$PATH"; python3 examples/ocr/prepare.py examples/ocr/models; \
-	  for server in rapidocr mosec-ocr; do echo "== $$server"; $(OCR) "python3 bench/peers/run.py $$server ocr"; done
+	  for server in rapidocr mosec-ocr bentoml-ocr ray-ocr; do echo "== $$server"; $(OCR) "python3 bench/peers/run.py $$server ocr"; done
 
 .PHONY: bench-short
 bench-short: bin/bench ## Measure one ratio of the suite in half a minute; fails if it is far too low

@@ -21,6 +21,8 @@ COMMANDS = {
     "ray": [sys.executable, "serve_ray.py"],
     "rapidocr": [sys.executable, "serve_rapidocr.py"],
     "mosec-ocr": [sys.executable, "serve_mosec_ocr.py"],
+    "bentoml-ocr": [sys.executable, "-m", "bentoml", "serve", "serve_bentoml_ocr:Read"],
+    "ray-ocr": [sys.executable, "serve_ray_ocr.py"],
 }
 START_LIMIT = 120  # seconds
 

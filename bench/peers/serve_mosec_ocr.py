@@ -30,5 +30,5 @@ class Read(Worker):
 
 if __name__ == "__main__":
     server = Server()
-    server.append_worker(Read, num=2, route=f"/v1/pipelines/{os.environ['PEER_PIPELINE']}:infer")
+    server.append_worker(Read, num=2, timeout=60, route=f"/v1/pipelines/{os.environ['PEER_PIPELINE']}:infer")
     server.run()
