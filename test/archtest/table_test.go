@@ -96,6 +96,8 @@ var importTable = rules{
 
 		// The gateway: only admission, call and jobs touch the bus, fronts translate.
 		{packages: list("internal/admission"), mayImport: list(budget, fault, pipeline, envelope, bus)},
+		// How many hosts a stage should have.
+		{packages: list("internal/scale"), mayImport: nothing, pure: true},
 		// What became of the last requests.
 		{packages: list("internal/explain"), mayImport: list(proto, fault, pipeline, envelope)},
 		// What follows the registry, and says what fits.
@@ -129,7 +131,7 @@ var importTable = rules{
 		},
 		{
 			packages: list("gateway"),
-			mayImport: append(list(proto, sdk, "internal/admission", "internal/call", "internal/explain", "internal/pipelines", "internal/route", "internal/jobs", "internal/front/...",
+			mayImport: append(list(proto, sdk, "internal/admission", "internal/scale", "internal/call", "internal/explain", "internal/pipelines", "internal/route", "internal/jobs", "internal/front/...",
 				"internal/openapi", "internal/adminapi", discovery, transport), shared...),
 		},
 
