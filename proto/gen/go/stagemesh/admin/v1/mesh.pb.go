@@ -474,8 +474,10 @@ type StageStatus struct {
 	Limits *v1.Limits `protobuf:"bytes,13,opt,name=limits,proto3" json:"limits,omitempty"`
 	// Why its answers may be wrong; empty for a healthy stage.
 	UnhealthyCause string `protobuf:"bytes,14,opt,name=unhealthy_cause,json=unhealthyCause,proto3" json:"unhealthy_cause,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// How many hosts it should have; unset where the mesh's file configures no scaling.
+	HostsWanted   *HostsWanted `protobuf:"bytes,15,opt,name=hosts_wanted,json=hostsWanted,proto3" json:"hosts_wanted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StageStatus) Reset() {
@@ -606,6 +608,85 @@ func (x *StageStatus) GetUnhealthyCause() string {
 	return ""
 }
 
+func (x *StageStatus) GetHostsWanted() *HostsWanted {
+	if x != nil {
+		return x.HostsWanted
+	}
+	return nil
+}
+
+// HostsWanted is how many hosts a stage should have, as all gateways of the mesh report it.
+type HostsWanted struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Hosts uint32                 `protobuf:"varint,1,opt,name=hosts,proto3" json:"hosts,omitempty"`
+	// Why, in words.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// When that was decided.
+	DecidedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=decided_at,json=decidedAt,proto3" json:"decided_at,omitempty"`
+	// Requests that gateways hold back until the stage has a host.
+	Activating    uint32 `protobuf:"varint,4,opt,name=activating,proto3" json:"activating,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostsWanted) Reset() {
+	*x = HostsWanted{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostsWanted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostsWanted) ProtoMessage() {}
+
+func (x *HostsWanted) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostsWanted.ProtoReflect.Descriptor instead.
+func (*HostsWanted) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *HostsWanted) GetHosts() uint32 {
+	if x != nil {
+		return x.Hosts
+	}
+	return 0
+}
+
+func (x *HostsWanted) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *HostsWanted) GetDecidedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DecidedAt
+	}
+	return nil
+}
+
+func (x *HostsWanted) GetActivating() uint32 {
+	if x != nil {
+		return x.Activating
+	}
+	return 0
+}
+
 // QueueStatus counts the items in a stage's queue: waiting, or delivered and not
 // settled.
 type QueueStatus struct {
@@ -626,7 +707,7 @@ type QueueStatus struct {
 
 func (x *QueueStatus) Reset() {
 	*x = QueueStatus{}
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[9]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -638,7 +719,7 @@ func (x *QueueStatus) String() string {
 func (*QueueStatus) ProtoMessage() {}
 
 func (x *QueueStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[9]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -651,7 +732,7 @@ func (x *QueueStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueStatus.ProtoReflect.Descriptor instead.
 func (*QueueStatus) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{9}
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *QueueStatus) GetDurability() v11.Durability {
@@ -724,7 +805,7 @@ type HostStatus struct {
 
 func (x *HostStatus) Reset() {
 	*x = HostStatus{}
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[10]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -736,7 +817,7 @@ func (x *HostStatus) String() string {
 func (*HostStatus) ProtoMessage() {}
 
 func (x *HostStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[10]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -749,7 +830,7 @@ func (x *HostStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostStatus.ProtoReflect.Descriptor instead.
 func (*HostStatus) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{10}
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *HostStatus) GetRecord() *v12.HostRecord {
@@ -778,7 +859,7 @@ type ListRequestsRequest struct {
 
 func (x *ListRequestsRequest) Reset() {
 	*x = ListRequestsRequest{}
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[11]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -790,7 +871,7 @@ func (x *ListRequestsRequest) String() string {
 func (*ListRequestsRequest) ProtoMessage() {}
 
 func (x *ListRequestsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[11]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -803,7 +884,7 @@ func (x *ListRequestsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequestsRequest.ProtoReflect.Descriptor instead.
 func (*ListRequestsRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{11}
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListRequestsRequest) GetStage() string {
@@ -831,7 +912,7 @@ type ListRequestsResponse struct {
 
 func (x *ListRequestsResponse) Reset() {
 	*x = ListRequestsResponse{}
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[12]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -843,7 +924,7 @@ func (x *ListRequestsResponse) String() string {
 func (*ListRequestsResponse) ProtoMessage() {}
 
 func (x *ListRequestsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[12]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -856,7 +937,7 @@ func (x *ListRequestsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequestsResponse.ProtoReflect.Descriptor instead.
 func (*ListRequestsResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{12}
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListRequestsResponse) GetRequests() []*RequestStatus {
@@ -902,7 +983,7 @@ type RequestStatus struct {
 
 func (x *RequestStatus) Reset() {
 	*x = RequestStatus{}
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[13]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -914,7 +995,7 @@ func (x *RequestStatus) String() string {
 func (*RequestStatus) ProtoMessage() {}
 
 func (x *RequestStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[13]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -927,7 +1008,7 @@ func (x *RequestStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequestStatus.ProtoReflect.Descriptor instead.
 func (*RequestStatus) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{13}
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RequestStatus) GetRequestId() string {
@@ -1036,7 +1117,7 @@ type ListMetricsRequest struct {
 
 func (x *ListMetricsRequest) Reset() {
 	*x = ListMetricsRequest{}
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[14]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1048,7 +1129,7 @@ func (x *ListMetricsRequest) String() string {
 func (*ListMetricsRequest) ProtoMessage() {}
 
 func (x *ListMetricsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[14]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1061,7 +1142,7 @@ func (x *ListMetricsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMetricsRequest.ProtoReflect.Descriptor instead.
 func (*ListMetricsRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{14}
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{15}
 }
 
 type ListMetricsResponse struct {
@@ -1073,7 +1154,7 @@ type ListMetricsResponse struct {
 
 func (x *ListMetricsResponse) Reset() {
 	*x = ListMetricsResponse{}
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[15]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1085,7 +1166,7 @@ func (x *ListMetricsResponse) String() string {
 func (*ListMetricsResponse) ProtoMessage() {}
 
 func (x *ListMetricsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[15]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1098,7 +1179,7 @@ func (x *ListMetricsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMetricsResponse.ProtoReflect.Descriptor instead.
 func (*ListMetricsResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{15}
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListMetricsResponse) GetProcesses() []*v12.ProcessMetrics {
@@ -1117,7 +1198,7 @@ type ExplainRequestRequest struct {
 
 func (x *ExplainRequestRequest) Reset() {
 	*x = ExplainRequestRequest{}
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[16]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1129,7 +1210,7 @@ func (x *ExplainRequestRequest) String() string {
 func (*ExplainRequestRequest) ProtoMessage() {}
 
 func (x *ExplainRequestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[16]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1142,7 +1223,7 @@ func (x *ExplainRequestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequestRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequestRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{16}
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExplainRequestRequest) GetRequestId() string {
@@ -1161,7 +1242,7 @@ type ExplainRequestResponse struct {
 
 func (x *ExplainRequestResponse) Reset() {
 	*x = ExplainRequestResponse{}
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[17]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1173,7 +1254,7 @@ func (x *ExplainRequestResponse) String() string {
 func (*ExplainRequestResponse) ProtoMessage() {}
 
 func (x *ExplainRequestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[17]
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1186,7 +1267,7 @@ func (x *ExplainRequestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequestResponse.ProtoReflect.Descriptor instead.
 func (*ExplainRequestResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{17}
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExplainRequestResponse) GetReport() *v12.RequestReport {
@@ -1234,7 +1315,7 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\vstale_cause\x18\x03 \x01(\tR\n" +
 	"staleCause\x12\x1f\n" +
 	"\vstore_cause\x18\x04 \x01(\tR\n" +
-	"storeCause\"\xe8\x03\n" +
+	"storeCause\"\xac\x04\n" +
 	"\vStageStatus\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x14\n" +
 	"\x05hosts\x18\x02 \x01(\rR\x05hosts\x12\x1f\n" +
@@ -1251,7 +1332,16 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\tpipelines\x18\v \x03(\tR\tpipelines\x12,\n" +
 	"\x04spec\x18\f \x01(\v2\x18.stagemesh.stage.v1.SpecR\x04spec\x122\n" +
 	"\x06limits\x18\r \x01(\v2\x1a.stagemesh.stage.v1.LimitsR\x06limits\x12'\n" +
-	"\x0funhealthy_cause\x18\x0e \x01(\tR\x0eunhealthyCause\"\xf5\x01\n" +
+	"\x0funhealthy_cause\x18\x0e \x01(\tR\x0eunhealthyCause\x12B\n" +
+	"\fhosts_wanted\x18\x0f \x01(\v2\x1f.stagemesh.admin.v1.HostsWantedR\vhostsWanted\"\x96\x01\n" +
+	"\vHostsWanted\x12\x14\n" +
+	"\x05hosts\x18\x01 \x01(\rR\x05hosts\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x129\n" +
+	"\n" +
+	"decided_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tdecidedAt\x12\x1e\n" +
+	"\n" +
+	"activating\x18\x04 \x01(\rR\n" +
+	"activating\"\xf5\x01\n" +
 	"\vQueueStatus\x12B\n" +
 	"\n" +
 	"durability\x18\x01 \x01(\x0e2\".stagemesh.inference.v1.DurabilityR\n" +
@@ -1324,7 +1414,7 @@ func file_stagemesh_admin_v1_mesh_proto_rawDescGZIP() []byte {
 	return file_stagemesh_admin_v1_mesh_proto_rawDescData
 }
 
-var file_stagemesh_admin_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_stagemesh_admin_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_stagemesh_admin_v1_mesh_proto_goTypes = []any{
 	(*ListHostsRequest)(nil),       // 0: stagemesh.admin.v1.ListHostsRequest
 	(*ListHostsResponse)(nil),      // 1: stagemesh.admin.v1.ListHostsResponse
@@ -1335,63 +1425,66 @@ var file_stagemesh_admin_v1_mesh_proto_goTypes = []any{
 	(*WatchStagesRequest)(nil),     // 6: stagemesh.admin.v1.WatchStagesRequest
 	(*WatchStagesResponse)(nil),    // 7: stagemesh.admin.v1.WatchStagesResponse
 	(*StageStatus)(nil),            // 8: stagemesh.admin.v1.StageStatus
-	(*QueueStatus)(nil),            // 9: stagemesh.admin.v1.QueueStatus
-	(*HostStatus)(nil),             // 10: stagemesh.admin.v1.HostStatus
-	(*ListRequestsRequest)(nil),    // 11: stagemesh.admin.v1.ListRequestsRequest
-	(*ListRequestsResponse)(nil),   // 12: stagemesh.admin.v1.ListRequestsResponse
-	(*RequestStatus)(nil),          // 13: stagemesh.admin.v1.RequestStatus
-	(*ListMetricsRequest)(nil),     // 14: stagemesh.admin.v1.ListMetricsRequest
-	(*ListMetricsResponse)(nil),    // 15: stagemesh.admin.v1.ListMetricsResponse
-	(*ExplainRequestRequest)(nil),  // 16: stagemesh.admin.v1.ExplainRequestRequest
-	(*ExplainRequestResponse)(nil), // 17: stagemesh.admin.v1.ExplainRequestResponse
-	(*timestamppb.Timestamp)(nil),  // 18: google.protobuf.Timestamp
-	(*v1.Spec)(nil),                // 19: stagemesh.stage.v1.Spec
-	(*v1.Limits)(nil),              // 20: stagemesh.stage.v1.Limits
-	(v11.Durability)(0),            // 21: stagemesh.inference.v1.Durability
-	(*v12.HostRecord)(nil),         // 22: stagemesh.mesh.v1.HostRecord
-	(*v12.ProcessMetrics)(nil),     // 23: stagemesh.mesh.v1.ProcessMetrics
-	(*v12.RequestReport)(nil),      // 24: stagemesh.mesh.v1.RequestReport
+	(*HostsWanted)(nil),            // 9: stagemesh.admin.v1.HostsWanted
+	(*QueueStatus)(nil),            // 10: stagemesh.admin.v1.QueueStatus
+	(*HostStatus)(nil),             // 11: stagemesh.admin.v1.HostStatus
+	(*ListRequestsRequest)(nil),    // 12: stagemesh.admin.v1.ListRequestsRequest
+	(*ListRequestsResponse)(nil),   // 13: stagemesh.admin.v1.ListRequestsResponse
+	(*RequestStatus)(nil),          // 14: stagemesh.admin.v1.RequestStatus
+	(*ListMetricsRequest)(nil),     // 15: stagemesh.admin.v1.ListMetricsRequest
+	(*ListMetricsResponse)(nil),    // 16: stagemesh.admin.v1.ListMetricsResponse
+	(*ExplainRequestRequest)(nil),  // 17: stagemesh.admin.v1.ExplainRequestRequest
+	(*ExplainRequestResponse)(nil), // 18: stagemesh.admin.v1.ExplainRequestResponse
+	(*timestamppb.Timestamp)(nil),  // 19: google.protobuf.Timestamp
+	(*v1.Spec)(nil),                // 20: stagemesh.stage.v1.Spec
+	(*v1.Limits)(nil),              // 21: stagemesh.stage.v1.Limits
+	(v11.Durability)(0),            // 22: stagemesh.inference.v1.Durability
+	(*v12.HostRecord)(nil),         // 23: stagemesh.mesh.v1.HostRecord
+	(*v12.ProcessMetrics)(nil),     // 24: stagemesh.mesh.v1.ProcessMetrics
+	(*v12.RequestReport)(nil),      // 25: stagemesh.mesh.v1.RequestReport
 }
 var file_stagemesh_admin_v1_mesh_proto_depIdxs = []int32{
-	10, // 0: stagemesh.admin.v1.ListHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
-	18, // 1: stagemesh.admin.v1.ListHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
-	10, // 2: stagemesh.admin.v1.WatchHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
-	18, // 3: stagemesh.admin.v1.WatchHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	11, // 0: stagemesh.admin.v1.ListHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
+	19, // 1: stagemesh.admin.v1.ListHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	11, // 2: stagemesh.admin.v1.WatchHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
+	19, // 3: stagemesh.admin.v1.WatchHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
 	8,  // 4: stagemesh.admin.v1.ListStagesResponse.stages:type_name -> stagemesh.admin.v1.StageStatus
-	18, // 5: stagemesh.admin.v1.ListStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	19, // 5: stagemesh.admin.v1.ListStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
 	8,  // 6: stagemesh.admin.v1.WatchStagesResponse.stages:type_name -> stagemesh.admin.v1.StageStatus
-	18, // 7: stagemesh.admin.v1.WatchStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
-	9,  // 8: stagemesh.admin.v1.StageStatus.queues:type_name -> stagemesh.admin.v1.QueueStatus
-	19, // 9: stagemesh.admin.v1.StageStatus.spec:type_name -> stagemesh.stage.v1.Spec
-	20, // 10: stagemesh.admin.v1.StageStatus.limits:type_name -> stagemesh.stage.v1.Limits
-	21, // 11: stagemesh.admin.v1.QueueStatus.durability:type_name -> stagemesh.inference.v1.Durability
-	22, // 12: stagemesh.admin.v1.HostStatus.record:type_name -> stagemesh.mesh.v1.HostRecord
-	13, // 13: stagemesh.admin.v1.ListRequestsResponse.requests:type_name -> stagemesh.admin.v1.RequestStatus
-	21, // 14: stagemesh.admin.v1.RequestStatus.durability:type_name -> stagemesh.inference.v1.Durability
-	18, // 15: stagemesh.admin.v1.RequestStatus.admitted_at:type_name -> google.protobuf.Timestamp
-	18, // 16: stagemesh.admin.v1.RequestStatus.deadline:type_name -> google.protobuf.Timestamp
-	18, // 17: stagemesh.admin.v1.RequestStatus.since:type_name -> google.protobuf.Timestamp
-	23, // 18: stagemesh.admin.v1.ListMetricsResponse.processes:type_name -> stagemesh.mesh.v1.ProcessMetrics
-	24, // 19: stagemesh.admin.v1.ExplainRequestResponse.report:type_name -> stagemesh.mesh.v1.RequestReport
-	0,  // 20: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
-	2,  // 21: stagemesh.admin.v1.MeshService.WatchHosts:input_type -> stagemesh.admin.v1.WatchHostsRequest
-	4,  // 22: stagemesh.admin.v1.MeshService.ListStages:input_type -> stagemesh.admin.v1.ListStagesRequest
-	6,  // 23: stagemesh.admin.v1.MeshService.WatchStages:input_type -> stagemesh.admin.v1.WatchStagesRequest
-	11, // 24: stagemesh.admin.v1.MeshService.ListRequests:input_type -> stagemesh.admin.v1.ListRequestsRequest
-	14, // 25: stagemesh.admin.v1.MeshService.ListMetrics:input_type -> stagemesh.admin.v1.ListMetricsRequest
-	16, // 26: stagemesh.admin.v1.MeshService.ExplainRequest:input_type -> stagemesh.admin.v1.ExplainRequestRequest
-	1,  // 27: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
-	3,  // 28: stagemesh.admin.v1.MeshService.WatchHosts:output_type -> stagemesh.admin.v1.WatchHostsResponse
-	5,  // 29: stagemesh.admin.v1.MeshService.ListStages:output_type -> stagemesh.admin.v1.ListStagesResponse
-	7,  // 30: stagemesh.admin.v1.MeshService.WatchStages:output_type -> stagemesh.admin.v1.WatchStagesResponse
-	12, // 31: stagemesh.admin.v1.MeshService.ListRequests:output_type -> stagemesh.admin.v1.ListRequestsResponse
-	15, // 32: stagemesh.admin.v1.MeshService.ListMetrics:output_type -> stagemesh.admin.v1.ListMetricsResponse
-	17, // 33: stagemesh.admin.v1.MeshService.ExplainRequest:output_type -> stagemesh.admin.v1.ExplainRequestResponse
-	27, // [27:34] is the sub-list for method output_type
-	20, // [20:27] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	19, // 7: stagemesh.admin.v1.WatchStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	10, // 8: stagemesh.admin.v1.StageStatus.queues:type_name -> stagemesh.admin.v1.QueueStatus
+	20, // 9: stagemesh.admin.v1.StageStatus.spec:type_name -> stagemesh.stage.v1.Spec
+	21, // 10: stagemesh.admin.v1.StageStatus.limits:type_name -> stagemesh.stage.v1.Limits
+	9,  // 11: stagemesh.admin.v1.StageStatus.hosts_wanted:type_name -> stagemesh.admin.v1.HostsWanted
+	19, // 12: stagemesh.admin.v1.HostsWanted.decided_at:type_name -> google.protobuf.Timestamp
+	22, // 13: stagemesh.admin.v1.QueueStatus.durability:type_name -> stagemesh.inference.v1.Durability
+	23, // 14: stagemesh.admin.v1.HostStatus.record:type_name -> stagemesh.mesh.v1.HostRecord
+	14, // 15: stagemesh.admin.v1.ListRequestsResponse.requests:type_name -> stagemesh.admin.v1.RequestStatus
+	22, // 16: stagemesh.admin.v1.RequestStatus.durability:type_name -> stagemesh.inference.v1.Durability
+	19, // 17: stagemesh.admin.v1.RequestStatus.admitted_at:type_name -> google.protobuf.Timestamp
+	19, // 18: stagemesh.admin.v1.RequestStatus.deadline:type_name -> google.protobuf.Timestamp
+	19, // 19: stagemesh.admin.v1.RequestStatus.since:type_name -> google.protobuf.Timestamp
+	24, // 20: stagemesh.admin.v1.ListMetricsResponse.processes:type_name -> stagemesh.mesh.v1.ProcessMetrics
+	25, // 21: stagemesh.admin.v1.ExplainRequestResponse.report:type_name -> stagemesh.mesh.v1.RequestReport
+	0,  // 22: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
+	2,  // 23: stagemesh.admin.v1.MeshService.WatchHosts:input_type -> stagemesh.admin.v1.WatchHostsRequest
+	4,  // 24: stagemesh.admin.v1.MeshService.ListStages:input_type -> stagemesh.admin.v1.ListStagesRequest
+	6,  // 25: stagemesh.admin.v1.MeshService.WatchStages:input_type -> stagemesh.admin.v1.WatchStagesRequest
+	12, // 26: stagemesh.admin.v1.MeshService.ListRequests:input_type -> stagemesh.admin.v1.ListRequestsRequest
+	15, // 27: stagemesh.admin.v1.MeshService.ListMetrics:input_type -> stagemesh.admin.v1.ListMetricsRequest
+	17, // 28: stagemesh.admin.v1.MeshService.ExplainRequest:input_type -> stagemesh.admin.v1.ExplainRequestRequest
+	1,  // 29: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
+	3,  // 30: stagemesh.admin.v1.MeshService.WatchHosts:output_type -> stagemesh.admin.v1.WatchHostsResponse
+	5,  // 31: stagemesh.admin.v1.MeshService.ListStages:output_type -> stagemesh.admin.v1.ListStagesResponse
+	7,  // 32: stagemesh.admin.v1.MeshService.WatchStages:output_type -> stagemesh.admin.v1.WatchStagesResponse
+	13, // 33: stagemesh.admin.v1.MeshService.ListRequests:output_type -> stagemesh.admin.v1.ListRequestsResponse
+	16, // 34: stagemesh.admin.v1.MeshService.ListMetrics:output_type -> stagemesh.admin.v1.ListMetricsResponse
+	18, // 35: stagemesh.admin.v1.MeshService.ExplainRequest:output_type -> stagemesh.admin.v1.ExplainRequestResponse
+	29, // [29:36] is the sub-list for method output_type
+	22, // [22:29] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_admin_v1_mesh_proto_init() }
@@ -1405,7 +1498,7 @@ func file_stagemesh_admin_v1_mesh_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_admin_v1_mesh_proto_rawDesc), len(file_stagemesh_admin_v1_mesh_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

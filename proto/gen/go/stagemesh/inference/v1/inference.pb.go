@@ -781,6 +781,7 @@ type InferStreamResponse struct {
 	//
 	//	*InferStreamResponse_Chunk
 	//	*InferStreamResponse_Final
+	//	*InferStreamResponse_Activating
 	Message       isInferStreamResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -862,6 +863,15 @@ func (x *InferStreamResponse) GetFinal() *InferResponse {
 	return nil
 }
 
+func (x *InferStreamResponse) GetActivating() *Activating {
+	if x != nil {
+		if x, ok := x.Message.(*InferStreamResponse_Activating); ok {
+			return x.Activating
+		}
+	}
+	return nil
+}
+
 type isInferStreamResponse_Message interface {
 	isInferStreamResponse_Message()
 }
@@ -874,9 +884,70 @@ type InferStreamResponse_Final struct {
 	Final *InferResponse `protobuf:"bytes,5,opt,name=final,proto3,oneof"`
 }
 
+type InferStreamResponse_Activating struct {
+	// Comes before all others, without a seq, while the request waits for the first host of a
+	// stage.
+	Activating *Activating `protobuf:"bytes,6,opt,name=activating,proto3,oneof"`
+}
+
 func (*InferStreamResponse_Chunk) isInferStreamResponse_Message() {}
 
 func (*InferStreamResponse_Final) isInferStreamResponse_Message() {}
+
+func (*InferStreamResponse_Activating) isInferStreamResponse_Message() {}
+
+// Activating is how long a request has waited for the first host of a stage.
+type Activating struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stage         string                 `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
+	Waited        *durationpb.Duration   `protobuf:"bytes,2,opt,name=waited,proto3" json:"waited,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Activating) Reset() {
+	*x = Activating{}
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Activating) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Activating) ProtoMessage() {}
+
+func (x *Activating) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Activating.ProtoReflect.Descriptor instead.
+func (*Activating) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Activating) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *Activating) GetWaited() *durationpb.Duration {
+	if x != nil {
+		return x.Waited
+	}
+	return nil
+}
 
 // Chunk is a part of an answer that is sent while the runner still works.
 type Chunk struct {
@@ -888,7 +959,7 @@ type Chunk struct {
 
 func (x *Chunk) Reset() {
 	*x = Chunk{}
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[11]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -900,7 +971,7 @@ func (x *Chunk) String() string {
 func (*Chunk) ProtoMessage() {}
 
 func (x *Chunk) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[11]
+	mi := &file_stagemesh_inference_v1_inference_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -913,7 +984,7 @@ func (x *Chunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Chunk.ProtoReflect.Descriptor instead.
 func (*Chunk) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{11}
+	return file_stagemesh_inference_v1_inference_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Chunk) GetOutputs() []*Part {
@@ -1006,15 +1077,22 @@ const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\btimeline\x18\x04 \x01(\v2 .stagemesh.inference.v1.TimelineR\btimeline\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe1\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa7\x02\n" +
 	"\x13InferStreamResponse\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x18\n" +
 	"\aattempt\x18\x03 \x01(\rR\aattempt\x125\n" +
 	"\x05chunk\x18\x04 \x01(\v2\x1d.stagemesh.inference.v1.ChunkH\x00R\x05chunk\x12=\n" +
-	"\x05final\x18\x05 \x01(\v2%.stagemesh.inference.v1.InferResponseH\x00R\x05finalB\t\n" +
-	"\amessage\"?\n" +
+	"\x05final\x18\x05 \x01(\v2%.stagemesh.inference.v1.InferResponseH\x00R\x05final\x12D\n" +
+	"\n" +
+	"activating\x18\x06 \x01(\v2\".stagemesh.inference.v1.ActivatingH\x00R\n" +
+	"activatingB\t\n" +
+	"\amessage\"U\n" +
+	"\n" +
+	"Activating\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\tR\x05stage\x121\n" +
+	"\x06waited\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06waited\"?\n" +
 	"\x05Chunk\x126\n" +
 	"\aoutputs\x18\x01 \x03(\v2\x1c.stagemesh.inference.v1.PartR\aoutputs2\xed\x03\n" +
 	"\x10InferenceService\x12T\n" +
@@ -1036,7 +1114,7 @@ func file_stagemesh_inference_v1_inference_proto_rawDescGZIP() []byte {
 	return file_stagemesh_inference_v1_inference_proto_rawDescData
 }
 
-var file_stagemesh_inference_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_stagemesh_inference_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_stagemesh_inference_v1_inference_proto_goTypes = []any{
 	(*InferRequest)(nil),        // 0: stagemesh.inference.v1.InferRequest
 	(*InferManyRequest)(nil),    // 1: stagemesh.inference.v1.InferManyRequest
@@ -1049,58 +1127,61 @@ var file_stagemesh_inference_v1_inference_proto_goTypes = []any{
 	(*StepOptions)(nil),         // 8: stagemesh.inference.v1.StepOptions
 	(*InferResponse)(nil),       // 9: stagemesh.inference.v1.InferResponse
 	(*InferStreamResponse)(nil), // 10: stagemesh.inference.v1.InferStreamResponse
-	(*Chunk)(nil),               // 11: stagemesh.inference.v1.Chunk
-	nil,                         // 12: stagemesh.inference.v1.InferRequest.ParametersEntry
-	nil,                         // 13: stagemesh.inference.v1.InferRequest.StepsEntry
-	nil,                         // 14: stagemesh.inference.v1.InferRequest.MetadataEntry
-	nil,                         // 15: stagemesh.inference.v1.StepOptions.ParametersEntry
-	nil,                         // 16: stagemesh.inference.v1.InferResponse.MetadataEntry
-	(*Part)(nil),                // 17: stagemesh.inference.v1.Part
-	(*durationpb.Duration)(nil), // 18: google.protobuf.Duration
-	(Durability)(0),             // 19: stagemesh.inference.v1.Durability
-	(*ModelRef)(nil),            // 20: stagemesh.inference.v1.ModelRef
-	(*Timeline)(nil),            // 21: stagemesh.inference.v1.Timeline
-	(*Value)(nil),               // 22: stagemesh.inference.v1.Value
+	(*Activating)(nil),          // 11: stagemesh.inference.v1.Activating
+	(*Chunk)(nil),               // 12: stagemesh.inference.v1.Chunk
+	nil,                         // 13: stagemesh.inference.v1.InferRequest.ParametersEntry
+	nil,                         // 14: stagemesh.inference.v1.InferRequest.StepsEntry
+	nil,                         // 15: stagemesh.inference.v1.InferRequest.MetadataEntry
+	nil,                         // 16: stagemesh.inference.v1.StepOptions.ParametersEntry
+	nil,                         // 17: stagemesh.inference.v1.InferResponse.MetadataEntry
+	(*Part)(nil),                // 18: stagemesh.inference.v1.Part
+	(*durationpb.Duration)(nil), // 19: google.protobuf.Duration
+	(Durability)(0),             // 20: stagemesh.inference.v1.Durability
+	(*ModelRef)(nil),            // 21: stagemesh.inference.v1.ModelRef
+	(*Timeline)(nil),            // 22: stagemesh.inference.v1.Timeline
+	(*Value)(nil),               // 23: stagemesh.inference.v1.Value
 }
 var file_stagemesh_inference_v1_inference_proto_depIdxs = []int32{
-	17, // 0: stagemesh.inference.v1.InferRequest.inputs:type_name -> stagemesh.inference.v1.Part
-	12, // 1: stagemesh.inference.v1.InferRequest.parameters:type_name -> stagemesh.inference.v1.InferRequest.ParametersEntry
-	13, // 2: stagemesh.inference.v1.InferRequest.steps:type_name -> stagemesh.inference.v1.InferRequest.StepsEntry
-	18, // 3: stagemesh.inference.v1.InferRequest.timeout:type_name -> google.protobuf.Duration
-	19, // 4: stagemesh.inference.v1.InferRequest.durability:type_name -> stagemesh.inference.v1.Durability
-	14, // 5: stagemesh.inference.v1.InferRequest.metadata:type_name -> stagemesh.inference.v1.InferRequest.MetadataEntry
+	18, // 0: stagemesh.inference.v1.InferRequest.inputs:type_name -> stagemesh.inference.v1.Part
+	13, // 1: stagemesh.inference.v1.InferRequest.parameters:type_name -> stagemesh.inference.v1.InferRequest.ParametersEntry
+	14, // 2: stagemesh.inference.v1.InferRequest.steps:type_name -> stagemesh.inference.v1.InferRequest.StepsEntry
+	19, // 3: stagemesh.inference.v1.InferRequest.timeout:type_name -> google.protobuf.Duration
+	20, // 4: stagemesh.inference.v1.InferRequest.durability:type_name -> stagemesh.inference.v1.Durability
+	15, // 5: stagemesh.inference.v1.InferRequest.metadata:type_name -> stagemesh.inference.v1.InferRequest.MetadataEntry
 	0,  // 6: stagemesh.inference.v1.InferManyRequest.request:type_name -> stagemesh.inference.v1.InferRequest
 	9,  // 7: stagemesh.inference.v1.InferManyResponse.response:type_name -> stagemesh.inference.v1.InferResponse
 	3,  // 8: stagemesh.inference.v1.InferManyResponse.failure:type_name -> stagemesh.inference.v1.InferFailure
-	18, // 9: stagemesh.inference.v1.InferFailure.retry_after:type_name -> google.protobuf.Duration
-	18, // 10: stagemesh.inference.v1.GetResultRequest.wait:type_name -> google.protobuf.Duration
+	19, // 9: stagemesh.inference.v1.InferFailure.retry_after:type_name -> google.protobuf.Duration
+	19, // 10: stagemesh.inference.v1.GetResultRequest.wait:type_name -> google.protobuf.Duration
 	9,  // 11: stagemesh.inference.v1.GetResultResponse.result:type_name -> stagemesh.inference.v1.InferResponse
-	20, // 12: stagemesh.inference.v1.StepOptions.model:type_name -> stagemesh.inference.v1.ModelRef
-	15, // 13: stagemesh.inference.v1.StepOptions.parameters:type_name -> stagemesh.inference.v1.StepOptions.ParametersEntry
-	17, // 14: stagemesh.inference.v1.InferResponse.outputs:type_name -> stagemesh.inference.v1.Part
-	16, // 15: stagemesh.inference.v1.InferResponse.metadata:type_name -> stagemesh.inference.v1.InferResponse.MetadataEntry
-	21, // 16: stagemesh.inference.v1.InferResponse.timeline:type_name -> stagemesh.inference.v1.Timeline
-	11, // 17: stagemesh.inference.v1.InferStreamResponse.chunk:type_name -> stagemesh.inference.v1.Chunk
+	21, // 12: stagemesh.inference.v1.StepOptions.model:type_name -> stagemesh.inference.v1.ModelRef
+	16, // 13: stagemesh.inference.v1.StepOptions.parameters:type_name -> stagemesh.inference.v1.StepOptions.ParametersEntry
+	18, // 14: stagemesh.inference.v1.InferResponse.outputs:type_name -> stagemesh.inference.v1.Part
+	17, // 15: stagemesh.inference.v1.InferResponse.metadata:type_name -> stagemesh.inference.v1.InferResponse.MetadataEntry
+	22, // 16: stagemesh.inference.v1.InferResponse.timeline:type_name -> stagemesh.inference.v1.Timeline
+	12, // 17: stagemesh.inference.v1.InferStreamResponse.chunk:type_name -> stagemesh.inference.v1.Chunk
 	9,  // 18: stagemesh.inference.v1.InferStreamResponse.final:type_name -> stagemesh.inference.v1.InferResponse
-	17, // 19: stagemesh.inference.v1.Chunk.outputs:type_name -> stagemesh.inference.v1.Part
-	22, // 20: stagemesh.inference.v1.InferRequest.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	8,  // 21: stagemesh.inference.v1.InferRequest.StepsEntry.value:type_name -> stagemesh.inference.v1.StepOptions
-	22, // 22: stagemesh.inference.v1.StepOptions.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	0,  // 23: stagemesh.inference.v1.InferenceService.Infer:input_type -> stagemesh.inference.v1.InferRequest
-	0,  // 24: stagemesh.inference.v1.InferenceService.InferStream:input_type -> stagemesh.inference.v1.InferRequest
-	1,  // 25: stagemesh.inference.v1.InferenceService.InferMany:input_type -> stagemesh.inference.v1.InferManyRequest
-	4,  // 26: stagemesh.inference.v1.InferenceService.GetResult:input_type -> stagemesh.inference.v1.GetResultRequest
-	6,  // 27: stagemesh.inference.v1.InferenceService.Cancel:input_type -> stagemesh.inference.v1.CancelRequest
-	9,  // 28: stagemesh.inference.v1.InferenceService.Infer:output_type -> stagemesh.inference.v1.InferResponse
-	10, // 29: stagemesh.inference.v1.InferenceService.InferStream:output_type -> stagemesh.inference.v1.InferStreamResponse
-	2,  // 30: stagemesh.inference.v1.InferenceService.InferMany:output_type -> stagemesh.inference.v1.InferManyResponse
-	5,  // 31: stagemesh.inference.v1.InferenceService.GetResult:output_type -> stagemesh.inference.v1.GetResultResponse
-	7,  // 32: stagemesh.inference.v1.InferenceService.Cancel:output_type -> stagemesh.inference.v1.CancelResponse
-	28, // [28:33] is the sub-list for method output_type
-	23, // [23:28] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	11, // 19: stagemesh.inference.v1.InferStreamResponse.activating:type_name -> stagemesh.inference.v1.Activating
+	19, // 20: stagemesh.inference.v1.Activating.waited:type_name -> google.protobuf.Duration
+	18, // 21: stagemesh.inference.v1.Chunk.outputs:type_name -> stagemesh.inference.v1.Part
+	23, // 22: stagemesh.inference.v1.InferRequest.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	8,  // 23: stagemesh.inference.v1.InferRequest.StepsEntry.value:type_name -> stagemesh.inference.v1.StepOptions
+	23, // 24: stagemesh.inference.v1.StepOptions.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	0,  // 25: stagemesh.inference.v1.InferenceService.Infer:input_type -> stagemesh.inference.v1.InferRequest
+	0,  // 26: stagemesh.inference.v1.InferenceService.InferStream:input_type -> stagemesh.inference.v1.InferRequest
+	1,  // 27: stagemesh.inference.v1.InferenceService.InferMany:input_type -> stagemesh.inference.v1.InferManyRequest
+	4,  // 28: stagemesh.inference.v1.InferenceService.GetResult:input_type -> stagemesh.inference.v1.GetResultRequest
+	6,  // 29: stagemesh.inference.v1.InferenceService.Cancel:input_type -> stagemesh.inference.v1.CancelRequest
+	9,  // 30: stagemesh.inference.v1.InferenceService.Infer:output_type -> stagemesh.inference.v1.InferResponse
+	10, // 31: stagemesh.inference.v1.InferenceService.InferStream:output_type -> stagemesh.inference.v1.InferStreamResponse
+	2,  // 32: stagemesh.inference.v1.InferenceService.InferMany:output_type -> stagemesh.inference.v1.InferManyResponse
+	5,  // 33: stagemesh.inference.v1.InferenceService.GetResult:output_type -> stagemesh.inference.v1.GetResultResponse
+	7,  // 34: stagemesh.inference.v1.InferenceService.Cancel:output_type -> stagemesh.inference.v1.CancelResponse
+	30, // [30:35] is the sub-list for method output_type
+	25, // [25:30] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_inference_v1_inference_proto_init() }
@@ -1117,6 +1198,7 @@ func file_stagemesh_inference_v1_inference_proto_init() {
 	file_stagemesh_inference_v1_inference_proto_msgTypes[10].OneofWrappers = []any{
 		(*InferStreamResponse_Chunk)(nil),
 		(*InferStreamResponse_Final)(nil),
+		(*InferStreamResponse_Activating)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1124,7 +1206,7 @@ func file_stagemesh_inference_v1_inference_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_inference_v1_inference_proto_rawDesc), len(file_stagemesh_inference_v1_inference_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
