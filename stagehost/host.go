@@ -316,6 +316,9 @@ func (h *Host) connect() error {
 	if err == nil {
 		err = conn.ServeRequests(h.items.ReceiveItemsQuestion)
 	}
+	if err == nil {
+		err = conn.ServeDemand(h.demand)
+	}
 	if err != nil {
 		h.closePullers()
 		conn.Close()

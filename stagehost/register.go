@@ -55,18 +55,8 @@ func (h *Host) announce(ctx context.Context) error {
 // Record returns the record that the host publishes. Call it after the runner has
 // started.
 func (h *Host) Record() *meshv1.HostRecord {
-	s := h.settings
-	inFlight, running, wait, learned := h.items.Load()
-	r := &meshv1.HostRecord{
-		Mesh: string(s.Mesh), Stage: string(s.Stage), Host: string(s.Host), Version: s.Version, Labels: s.Labels,
-		Operations:  s.Operations,
-		MaxInFlight: uint32(s.MaxInFlight), Slots: uint32(s.Runner.Concurrency()),
-		InFlight: uint32(inFlight), Running: uint32(running), QueueWait: durationpb.New(wait), BatchEstimate: learned,
-		StartedAt: timestamppb.New(h.connectedAt),
-	}
-	if h.models != nil {
-		r.Cache = h.models.Record()
-	}
+	s, r := h.settings, h.loadRecord()
+	r.Version, r.Labels, r.Operations = s.Version, s.Labels, s.Operations
 	description := h.Describe()
 	r.Engine = description.Engine
 	r.Spec, r.Limits = description.Published()
@@ -76,15 +66,39 @@ func (h *Host) Record() *meshv1.HostRecord {
 	for _, d := range s.Queue.Durabilities {
 		r.Durabilities = append(r.Durabilities, string(d))
 	}
-	err := h.serving()
-	if r.Ready = err == nil; !r.GetReady() {
-		r.Cause = err.Error()
-	}
-	r.Draining = h.status.isLeaving()
 	if staffed, ok := s.Runner.(runner.WorkerReporter); ok {
 		for i, w := range staffed.Workers() {
 			r.Workers = append(r.Workers, &meshv1.WorkerRecord{Index: uint32(i), State: w.State, Incarnation: w.Incarnation, Cause: w.Cause})
 		}
 	}
 	return r
+}
+
+// loadRecord returns the part of the record that is about its load.
+func (h *Host) loadRecord() *meshv1.HostRecord {
+	s := h.settings
+	inFlight, running, wait, learned := h.items.Load()
+	r := &meshv1.HostRecord{
+		Mesh: string(s.Mesh), Stage: string(s.Stage), Host: string(s.Host),
+		MaxInFlight: uint32(s.MaxInFlight), Slots: uint32(s.Runner.Concurrency()),
+		InFlight: uint32(inFlight), Running: uint32(running), QueueWait: durationpb.New(wait), BatchEstimate: learned,
+		StartedAt: timestamppb.New(h.connectedAt), Draining: h.status.isLeaving(),
+	}
+	if h.models != nil {
+		r.Cache = h.models.Record()
+	}
+	if err := h.serving(); err != nil {
+		r.Cause = err.Error()
+	} else {
+		r.Ready = true
+	}
+	return r
+}
+
+// demand returns what gateways learn from how many hosts the stage should have.
+func (h *Host) demand() *meshv1.DemandAnswer {
+	r := h.loadRecord()
+	r.Limits = Limits{MaxSize: h.settings.Batch.MaxSize}.toProto()
+	items, busy := h.items.Work()
+	return &meshv1.DemandAnswer{Host: r, Items: items, Busy: durationpb.New(busy)}
 }

@@ -288,6 +288,8 @@ type Backlog struct {
 	Classes map[pipeline.Class]uint64
 	// MaxItems and MaxBytes bound the queue; less than 1 means no bound.
 	MaxItems, MaxBytes int64
+	// Oldest is when the oldest item came, on the broker's clock; zero for an empty queue.
+	Oldest time.Time
 }
 
 // Backlog requests the content of a queue: ErrNoQueue where there is none.
@@ -312,6 +314,9 @@ func (b *Bus) Backlog(ctx context.Context, stage pipeline.StageName, d pipeline.
 		Epoch: epochOf(&answer), Taken: answer.TimeStamp, Classes: make(map[pipeline.Class]uint64, pipeline.ClassCount),
 		Items: answer.State.Msgs, Bytes: answer.State.Bytes,
 		Last: answer.State.LastSeq, MaxItems: answer.Config.MaxMsgs, MaxBytes: answer.Config.MaxBytes,
+	}
+	if out.Items > 0 {
+		out.Oldest = answer.State.FirstTime
 	}
 	for _, class := range pipeline.Classes() {
 		out.Classes[class] = answer.State.Subjects[b.Stage(stage, d, class)]

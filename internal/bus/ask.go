@@ -123,6 +123,40 @@ func (b *Bus) ServeRequests(handle func(q *meshv1.InFlightQuestion, reply func(*
 	return err
 }
 
+// ListDemand asks all hosts and gateways what load stages have, and returns the answers that come in
+// time. Any client may have sent them; malformed ones are left out.
+func (b *Bus) ListDemand(ctx context.Context) (out []*meshv1.DemandAnswer, err error) {
+	err = b.askAll(ctx, b.DemandSubject(), nil, func(data []byte) bool {
+		if answer := new(meshv1.DemandAnswer); proto.Unmarshal(data, answer) == nil {
+			out = append(out, answer)
+		}
+		return len(out) == maxAnswers
+	})
+	return out, err
+}
+
+// ServeDemand answers what load stages have, until the connection closes.
+func (b *Bus) ServeDemand(answer func() *meshv1.DemandAnswer) error {
+	_, err := b.serveQuestions(b.DemandSubject(), "", func(_ []byte, reply func(proto.Message)) { reply(answer()) })
+	return err
+}
+
+// NotifyActivating tells all gateways that requests wait for the first host of a stage. It is best
+// effort: they ask soon.
+func (b *Bus) NotifyActivating(stage pipeline.StageName) {
+	_ = b.nc.Publish(b.ActivatingSubject(), []byte(stage))
+}
+
+// ServeActivating passes each stage for whose first host requests wait to handle, which must not
+// block, until stop is called. Any client may have sent it.
+func (b *Bus) ServeActivating(handle func(pipeline.StageName)) (stop func() error, err error) {
+	return b.Watch(b.ActivatingSubject(), func(data []byte) {
+		if pipeline.ValidName("stage", string(data)) == nil {
+			handle(pipeline.StageName(data))
+		}
+	})
+}
+
 // Oldest returns the requests that were admitted first, at most limit. It sorts all.
 func Oldest[T any](all []T, limit int, admittedAt func(T) time.Time) []T {
 	slices.SortFunc(all, func(a, b T) int { return admittedAt(a).Compare(admittedAt(b)) })

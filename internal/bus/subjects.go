@@ -77,6 +77,21 @@ func (s Subjects) ExplainSubject() string { return string(s.mesh) + ".explain" }
 // RequestsSubject is the subject on which gateways and hosts answer which requests they have.
 func (s Subjects) RequestsSubject() string { return string(s.mesh) + ".requests" }
 
+// DemandSubject is the subject on which hosts and gateways answer what load stages have.
+func (s Subjects) DemandSubject() string { return string(s.mesh) + ".demand" }
+
+// ActivatingSubject is the subject on which gateways say that requests wait for the first host of a
+// stage.
+func (s Subjects) ActivatingSubject() string { return string(s.mesh) + ".activating" }
+
+// Scale is the subject of how many hosts a stage should have for a target.
+func (s Subjects) Scale(stage pipeline.StageName, target string) string {
+	return string(s.mesh) + ".scale." + string(stage) + "." + strings.ReplaceAll(target, ".", "_")
+}
+
+// ScaleStream is the name of the stream that holds them.
+func (s Subjects) ScaleStream() string { return string(s.mesh) + "_scale" }
+
 // Result is the subject of a request's stored result.
 func (s Subjects) Result(request pipeline.RequestID) string {
 	return string(s.mesh) + ".result." + string(request)

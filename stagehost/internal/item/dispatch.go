@@ -438,6 +438,7 @@ func (e *batchEnded) Apply(l *Loop) {
 		e.run.traceRun(it.work())
 	}
 	l.Metrics.recordRun(exemplar(e.run.traced), e.took)
+	l.ran.Add(uint64(len(e.run.items)))
 	l.Models.Ran(e.run.ran(e.took))
 	l.logRun(e, len(left))
 	if len(left) > 0 {

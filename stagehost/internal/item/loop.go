@@ -166,6 +166,8 @@ type Items struct {
 	IsBusy   atomic.Bool
 	load     load
 	slotTime slotTime
+	// ran counts the items of batches that have ended.
+	ran atomic.Uint64
 
 	// Runs are all goroutines but the loop, runCtx is the context of batches. Goroutines that have
 	// run a batch wait in idle, and take another from tasks.

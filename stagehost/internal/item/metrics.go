@@ -185,6 +185,11 @@ func (p *Items) Load() (inFlight, running int, wait time.Duration, learned *mesh
 	return p.load.get()
 }
 
+// Work returns how many items have run, and for how long slots were busy, added up.
+func (p *Items) Work() (items uint64, busy time.Duration) {
+	return p.ran.Load(), time.Duration(p.slotTime.seconds() * float64(time.Second))
+}
+
 // recentWaits is how many items the median wait covers.
 const recentWaits = 64
 
