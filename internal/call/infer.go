@@ -152,6 +152,9 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 	}
 	x.remember(id, took, nil, s.tracer.keep(x, nil, took))
 	response.Timeline.Total = took
+	if x.activated != nil {
+		x.addActivated(response)
+	}
 	s.tap(x, &p, response, nil, took)
 	if again != nil && id == x.env.RequestID {
 		s.startShadow(x, again, response)
@@ -276,6 +279,8 @@ type call struct {
 	// waitForCapacity is true where the request waits for capacity. admitted is nil before it has.
 	waitForCapacity bool
 	admitted        *admission.Admitted
+	// activated are the stages for whose first host the request has waited.
+	activated []string
 
 	// graph is nil where the pipeline has no blocks. copies has the message of a step of one that has, of
 	// which many may have the same parts; nil for a whole request.
@@ -337,6 +342,15 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 			return f
 		}
 	}
+	f = s.admit(ctx, x)
+	if s.activations.waitsFor(f) {
+		f = s.awaitHosts(ctx, x, f, func() *fault.Fault { return s.admit(ctx, x) })
+	}
+	return f
+}
+
+// admit is awaitCapacity of a mesh whose stages have hosts.
+func (s *Service) admit(ctx context.Context, x *call) (f *fault.Fault) {
 	if x.graph != nil {
 		return s.admitGraph(ctx, x)
 	}

@@ -102,6 +102,8 @@ type Settings struct {
 	// Budget bounds the bytes of all requests in flight. Ports reserve the bytes of the
 	// request's body in the account of the context; nil means no bound.
 	Budget *budget.Pool
+	// Activation has requests wait for the first host of some stages; nil has none wait.
+	Activation *Activation
 	// Shared is true where there are several tenants, each of which leaves space to the others.
 	Shared bool
 	// Results are where results are stored: the same as the hosts'.
@@ -176,6 +178,8 @@ type Service struct {
 	// These reject requests.
 	limiter      *admission.Limiter
 	availability *admission.Availability
+	// activations are nil where no request waits for a first host.
+	activations *activations
 	// waits bounds the requests that wait for a stored result or a load: they must leave room
 	// for others.
 	waits *budget.Pool
@@ -225,9 +229,10 @@ func New(s Settings) (*Service, error) {
 			Limit: int64(max(1, s.MaxInFlight/waitsShare)), Shared: s.Shared,
 			Name: "waits for results or loads", Key: "gateway.max_in_flight, of which they are a quarter; ask without a wait",
 		}),
-		pieces:   semaphore.NewWeighted(int64(piecesPerCall * s.MaxInFlight)),
-		table:    newTable(tableLimits{calls: (1+piecesPerCall)*s.MaxInFlight + maxShadows, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
-		finished: explain.NewRing(), shadows: newTasks(maxShadows), shadowBytes: budget.NewPool(budget.Settings{Limit: maxShadowBytes}),
+		pieces:      semaphore.NewWeighted(int64(piecesPerCall * s.MaxInFlight)),
+		table:       newTable(tableLimits{calls: (1+piecesPerCall)*s.MaxInFlight + maxShadows, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
+		activations: newActivations(s.Activation),
+		finished:    explain.NewRing(), shadows: newTasks(maxShadows), shadowBytes: budget.NewPool(budget.Settings{Limit: maxShadowBytes}),
 	}
 	var err error
 	if out.metrics, err = newMetrics(out); err == nil {
@@ -266,6 +271,9 @@ func (s *Service) Start(b *bus.Bus) error {
 		return errors.Join(err, s.stopCancels(), s.stopReplies())
 	}
 	if err = b.ServeRequests(func(q *meshv1.InFlightQuestion, reply func(*meshv1.InFlightAnswer)) { reply(s.inFlight(q)) }); err != nil {
+		return errors.Join(err, s.stopCancels(), s.stopReplies())
+	}
+	if err = s.serveDemand(); err != nil {
 		return errors.Join(err, s.stopCancels(), s.stopReplies())
 	}
 	ctx, cancel := context.WithCancel(context.Background())

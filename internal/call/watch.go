@@ -147,7 +147,7 @@ func (s *Service) watchLostQueue(stages []pipeline.StageName, since time.Time) (
 type noHostSince map[pipeline.StageName]time.Time
 
 // checkHosts signals the calls that wait in memory for their first step, where its
-// stage has had no host for HostGrace.
+// stage has had no host for hostGrace.
 func (s *Service) checkHosts(ctx context.Context, stages stageSet, since noHostSince) {
 	maps.DeleteFunc(since, func(stage pipeline.StageName, _ time.Time) bool { return !stages[stage] })
 	for stage := range stages {
@@ -159,7 +159,7 @@ func (s *Service) checkHosts(ctx context.Context, stages stageSet, since noHostS
 		if _, known := since[stage]; !known {
 			since[stage] = now
 		}
-		if now.Sub(since[stage]) < s.settings.HostGrace {
+		if now.Sub(since[stage]) < s.hostGrace(stage) {
 			continue
 		}
 		s.table.each(func(p *pending) {
@@ -200,6 +200,6 @@ func (x *call) failUnserved(ctx context.Context) error {
 	}
 	x.service.availability.Deleted(x.env)
 	hop := x.env.Hop()
-	return fault.Newf(fault.NoCapacity, "stage %s has no ready host: the last one left, and none has come for %s", hop.Stage, x.service.settings.HostGrace).
+	return fault.Newf(fault.NoCapacity, "stage %s has no ready host: the last one left, and none has come for %s", hop.Stage, x.service.hostGrace(hop.Stage)).
 		At(string(hop.Stage), string(hop.Step), "").WithRetryAfter(budget.RetryAfter)
 }

@@ -35,6 +35,8 @@ func (s *Service) RunJob(ctx context.Context, job store.StoredJob, r *request.Re
 	attempt, run, sent := uint64(0), uint32(0), semaphore.NewWeighted(maxChunksSent)
 	keep := func(c request.Chunk) error {
 		switch {
+		case c.Activating != nil:
+			return nil // the job has not begun
 		case c.Attempt < run:
 			return nil // another run has replaced that one
 		case attempt == 0:

@@ -90,7 +90,7 @@ func (w *rpcWire) stream(ctx context.Context, request *connect.Request[inference
 	}
 	defer answer.Close() //nolint:errcheck // everything has been received
 	for answer.Receive() {
-		if answer.Msg().GetChunk() != nil {
+		if answer.Msg().GetChunk() != nil { // what comes while it waits for a host is none
 			into.Chunks = append(into.Chunks, time.Since(begin))
 		}
 		fill(into, answer.Msg().GetFinal().GetTimeline())

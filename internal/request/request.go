@@ -71,6 +71,10 @@ type Request struct {
 // or failed and whose parts are absent or replaced.
 const Partial = "partial"
 
+// Activated is the key of a Response's metadata that names the stages for whose first host the
+// request has waited.
+const Activated = "activating"
+
 // Response is the final answer to a request. Its memory and the memory of a Chunk are read-only: a
 // stage in the process may share it.
 type Response struct {
@@ -91,6 +95,15 @@ type Chunk struct {
 	Seq     uint64
 	Attempt uint32
 	Outputs []payload.Part
+	// Activating is set in place of all else but RequestID, before the first chunk, while the request
+	// waits for the first host of a stage.
+	Activating *Activating
+}
+
+// Activating is how long a request has waited for the first host of a stage.
+type Activating struct {
+	Stage  string
+	Waited time.Duration
 }
 
 // Timeline says where a request's time went.

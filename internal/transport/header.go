@@ -18,6 +18,8 @@ const (
 	HeaderRequestID = "Stagemesh-Request-Id"
 	// HeaderPartial names the branches whose parts an answer lacks, or has constants for.
 	HeaderPartial = "Stagemesh-Partial"
+	// HeaderActivating names the stages for whose first host the request has waited.
+	HeaderActivating = "Stagemesh-Activating"
 	// HeaderServerTiming is the W3C header that browsers show in their network panel.
 	HeaderServerTiming = "Server-Timing"
 	// HeaderTimeout shortens the pipeline's timeout: a Go duration or milliseconds.
@@ -153,4 +155,13 @@ func tokenRune(r rune) rune {
 		return r
 	}
 	return '_'
+}
+
+// SetNotes sets the headers that repeat metadata of an answer: request.Partial and request.Activated.
+func SetNotes(metadata map[string]string, set func(name, value string)) {
+	for _, note := range [...]struct{ key, header string }{{"partial", HeaderPartial}, {"activating", HeaderActivating}} {
+		if value := metadata[note.key]; value != "" {
+			set(note.header, value)
+		}
+	}
 }

@@ -392,6 +392,9 @@ func (h *rest) sendEvents(ctx context.Context, g *generation, out *transport.Eve
 	}
 	chunks := false
 	response, err := h.caller.Stream(ctx, g.request, func(c request.Chunk) error {
+		if c.Activating != nil {
+			return nil // the protocol has no event for it
+		}
 		chunks = true
 		return send(c.RequestID, c.Outputs)
 	})

@@ -451,9 +451,7 @@ func write(w http.ResponseWriter, r *request.Response, text []byte, binary [][]b
 	h.Set("Content-Length", strconv.Itoa(length))
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set(transport.HeaderRequestID, r.RequestID)
-	if partial := r.Metadata[request.Partial]; partial != "" {
-		h.Set(transport.HeaderPartial, partial)
-	}
+	transport.SetNotes(r.Metadata, h.Set)
 	h.Set(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps))
 	_, _ = w.Write(text)
 	for _, raw := range binary {

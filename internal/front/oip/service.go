@@ -207,9 +207,7 @@ func (s *service) modelInfer(ctx context.Context, c *transport.Call, in *oipv2.M
 		return nil, err
 	}
 	c.SetHeader(transport.HeaderRequestID, out.RequestID)
-	if partial := out.Metadata[request.Partial]; partial != "" {
-		c.SetHeader(transport.HeaderPartial, partial)
-	}
+	transport.SetNotes(out.Metadata, c.SetHeader)
 	c.SetTrailer(transport.HeaderServerTiming, transport.ServerTiming(out.Timeline.Total, out.Timeline.Steps))
 	return response(in, out.Outputs), nil
 }
@@ -316,6 +314,9 @@ type stream struct {
 }
 
 func (s *stream) sendChunk(c request.Chunk) error {
+	if c.Activating != nil {
+		return nil // the protocol has no message for it
+	}
 	s.hasChunks = true
 	s.err = s.sendResponse(response(s.request, c.Outputs), false)
 	return s.err

@@ -113,9 +113,7 @@ func (s *rpc) getResult(ctx context.Context, c *transport.Call, in *inferencev1.
 // the compressor's table.
 func setHeaders(c *transport.Call, r *request.Response) {
 	c.SetHeader(transport.HeaderRequestID, r.RequestID)
-	if partial := r.Metadata[request.Partial]; partial != "" {
-		c.SetHeader(transport.HeaderPartial, partial)
-	}
+	transport.SetNotes(r.Metadata, c.SetHeader)
 	if c.PlainHTTP {
 		c.SetHeader(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps))
 	}
@@ -177,6 +175,13 @@ type stream struct {
 }
 
 func (s *stream) sendChunk(c request.Chunk) error {
+	if a := c.Activating; a != nil {
+		s.id = c.RequestID
+		s.call.SetHeader(transport.HeaderActivating, a.Stage)
+		return s.sendMessage(&inferencev1.InferStreamResponse{
+			Message: &inferencev1.InferStreamResponse_Activating{Activating: &inferencev1.Activating{Stage: a.Stage, Waited: durationpb.New(a.Waited)}},
+		})
+	}
 	s.id, s.seq, s.attempt = c.RequestID, c.Seq, c.Attempt
 	return s.sendMessage(&inferencev1.InferStreamResponse{
 		Message: &inferencev1.InferStreamResponse_Chunk{Chunk: &inferencev1.Chunk{Outputs: payload.ToProto(c.Outputs)}},

@@ -269,6 +269,12 @@ type stream struct {
 
 // sendChunk sends a chunk. A chunk that JSON cannot represent ends the call.
 func (s *stream) sendChunk(c request.Chunk) error {
+	if a := c.Activating; a != nil {
+		s.SetHeader(transport.HeaderRequestID, c.RequestID)
+		s.SetHeader(transport.HeaderActivating, a.Stage)
+		s.id = c.RequestID
+		return s.Send(transport.Event{Name: "activating", Data: appendValue(nil, map[string]any{"request_id": c.RequestID, "stage": a.Stage, "waited_ms": a.Waited.Milliseconds()})})
+	}
 	data, err := chunkDocument(c)
 	if err != nil {
 		return err

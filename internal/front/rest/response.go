@@ -47,12 +47,12 @@ type response struct {
 	// blob is true where the body is a stage's own bytes.
 	blob              bool
 	requestID, timing string
-	partial           string
+	metadata          map[string]string
 }
 
 // encode encodes a response.
 func (f format) encode(r *request.Response) (*response, error) {
-	out := &response{requestID: r.RequestID, partial: r.Metadata[request.Partial], timing: transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps)}
+	out := &response{requestID: r.RequestID, metadata: r.Metadata, timing: transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps)}
 	if len(r.Outputs) == 1 && r.Outputs[0].Tensor == nil && !f.json && !f.packed {
 		blob := r.Outputs[0].Blob
 		out.contentType, out.body, out.blob = mediaType(blob), blob.Data, true
@@ -76,9 +76,7 @@ func (f format) encode(r *request.Response) (*response, error) {
 func (a *response) write(w http.ResponseWriter) {
 	w.Header().Set(transport.HeaderRequestID, a.requestID)
 	w.Header().Set(transport.HeaderServerTiming, a.timing)
-	if a.partial != "" {
-		w.Header().Set(transport.HeaderPartial, a.partial)
-	}
+	transport.SetNotes(a.metadata, w.Header().Set)
 	a.writeStatus(w, http.StatusOK)
 }
 
