@@ -288,6 +288,13 @@ func FromFile(f *File, s FileSettings) (*Mesh, error) {
 	}
 	if s.NoPorts {
 		front.Listen, front.GRPCListen, front.Admin.Listen = "", "", ""
+		if front.Scaler != nil {
+			scaler := *front.Scaler
+			scaler.Listen, front.Scaler = "", &scaler
+		}
+	}
+	if s.NoBroker {
+		front.Scaler, front.Bounds = nil, nil // there is nobody to ask
 	}
 	m, err := New(Settings{
 		Mesh: pipeline.MeshName(f.Mesh), NATS: f.NATS, Gateway: front, NoGateway: s.NoGateway,

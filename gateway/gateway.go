@@ -11,6 +11,7 @@ package gateway
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -33,6 +34,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/route"
+	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -63,9 +65,12 @@ type Gateway struct {
 	// known; nil where they are not.
 	membership *discovery.Membership
 	members    Members
-	// addr, grpcAddr and admin are the listening addresses. They are set before ready closes.
-	addr, grpcAddr, admin net.Addr
-	ready                 chan struct{}
+	// scaler is nil where the mesh's file configures no scaling.
+	scaler    *scaler
+	scalerTLS *tls.Config
+	// addr, grpcAddr, admin and scalerAddr are the listening addresses. They are set before ready closes.
+	addr, grpcAddr, admin, scalerAddr net.Addr
+	ready                             chan struct{}
 	// stopping ends when the gateway begins to stop, by beginStop, and closing closes when it
 	// admits no more requests.
 	stopping  context.Context
@@ -112,6 +117,10 @@ func New(s Settings) (*Gateway, error) {
 	g.placer = registry.NewPlacer(g.registry, g.membership)
 	g.router = route.New(g.pipelines, g.registry, g.placer)
 	s.Call.Router = g.router
+	s.Call.Activation = s.activation()
+	if g.scaler, err = newScaler(g); err != nil {
+		return nil, config.InSection(scalerKey, err)
+	}
 	if g.service, err = call.New(s.Call); err != nil {
 		return nil, err
 	}
@@ -134,6 +143,11 @@ func (g *Gateway) ReadFiles() (err error) {
 	if g.settings.Admin.Listen != "" {
 		if g.operators, err = g.settings.Admin.read(g.log); err != nil {
 			return config.InSection(adminKey, err)
+		}
+	}
+	if g.settings.scaler().Listen != "" {
+		if err = g.readScaler(); err != nil {
+			return config.InSection(scalerKey, err)
 		}
 	}
 	g.isRead = true
@@ -159,16 +173,26 @@ func (g *Gateway) Run(ctx context.Context) error {
 		return err
 	}
 	g.jobs.Start(conn)
-	if g.membership == nil {
+	if g.membership == nil && g.scaler == nil {
 		return g.serve(ctx)
 	}
 	running, ctx := errgroup.WithContext(ctx)
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
-	running.Go(func() error { return g.membership.Run(watching) })
-	running.Go(func() error { return g.membership.Sweep(watching) })
-	running.Go(func() error { return g.pipelines.Run(watching) })
-	running.Go(func() error { return g.registry.Run(watching) })
-	running.Go(func() error { return g.announce(watching) })
+	if g.scaler != nil {
+		g.scaler.store = store.NewScales(conn)
+		if err := g.scaler.report(g.settings.Call.Meter); err != nil {
+			stop()
+			return err
+		}
+		running.Go(func() error { return g.scaler.run(watching) })
+	}
+	if g.membership != nil {
+		running.Go(func() error { return g.membership.Run(watching) })
+		running.Go(func() error { return g.membership.Sweep(watching) })
+		running.Go(func() error { return g.pipelines.Run(watching) })
+		running.Go(func() error { return g.registry.Run(watching) })
+		running.Go(func() error { return g.announce(watching) })
+	}
 	running.Go(func() error {
 		defer stop()
 		return g.serve(ctx)
@@ -264,6 +288,10 @@ func (g *Gateway) Addr() net.Addr { return g.addr }
 // AdminAddr returns the listening address for operators. It is nil before WaitReady
 // returns and without an admin port.
 func (g *Gateway) AdminAddr() net.Addr { return g.admin }
+
+// ScalerAddr returns the address that KEDA asks. It is nil before WaitReady returns and without that
+// port.
+func (g *Gateway) ScalerAddr() net.Addr { return g.scalerAddr }
 
 // URL returns the gateway's public URL. It is "" before the gateway listens and
 // without a public port.

@@ -86,7 +86,11 @@ func (g *Gateway) open(ctx context.Context) (p ports, err error) {
 	if p.grpc, err = g.listen(ctx, grpcListenKey, g.settings.exposure(g.settings.GRPCListen), g.public, g.grpcServer); err != nil {
 		return ports{}, errors.Join(err, p.public.stop(ctx), p.admin.stop(ctx))
 	}
-	g.addr, g.grpcAddr, g.admin = p.public.addr, p.grpc.addr, p.admin.addr
+	of := g.settings.scaler()
+	if p.scaler, err = g.listen(ctx, scalerKey+".listen", of.exposure(), secrets{tls: g.scalerTLS}, g.scalerServer); err != nil {
+		return ports{}, errors.Join(err, p.grpc.stop(ctx), p.public.stop(ctx), p.admin.stop(ctx))
+	}
+	g.addr, g.grpcAddr, g.admin, g.scalerAddr = p.public.addr, p.grpc.addr, p.admin.addr, p.scaler.addr
 	return p, nil
 }
 
@@ -151,6 +155,9 @@ func (g *Gateway) adminSettings() adminapi.Settings {
 		Memory: transport.NewMemory(budget.NewPool(budget.Settings{Limit: maxAdminMemory, Name: "bytes of operators' requests", Key: "docs/security.md", Shared: !g.operators.tokens.IsEmpty()})),
 		Tokens: g.operators.tokens, AnyHost: !g.settings.Admin.exposure(g.settings.Admin.Listen).IsPrivate(),
 	}
+	if g.scaler != nil {
+		s.HostsWanted = g.scaler.status
+	}
 	return s
 }
 
@@ -187,8 +194,11 @@ func (g *Gateway) listen(ctx context.Context, key string, exposure config.Exposu
 		return nil, fmt.Errorf("%s: %w", key, err)
 	}
 	s.connections = g.connections
-	if key == adminKey+".listen" {
+	switch key {
+	case adminKey + ".listen":
 		s.connections = transport.NewConnections(maxAdminConnections, !g.operators.tokens.IsEmpty())
+	case scalerKey + ".listen":
+		s.connections = transport.NewConnections(maxScalerConnections, false)
 	}
 	listener = s.connections.Listen(listener)
 	s.addr, s.served, s.disconnected = listener.Addr(), make(chan struct{}), make(chan struct{})
@@ -212,7 +222,7 @@ func (s *server) serve(listener net.Listener) error {
 }
 
 // ports are the gateway's ports.
-type ports struct{ public, grpc, admin *server }
+type ports struct{ public, grpc, admin, scaler *server }
 
 // until returns nil when the context ends, or the cause if serving ends before.
 func (p ports) until(ctx context.Context) error {
@@ -223,6 +233,8 @@ func (p ports) until(ctx context.Context) error {
 		return p.grpc.err
 	case <-p.admin.served:
 		return p.admin.err
+	case <-p.scaler.served:
+		return p.scaler.err
 	case <-ctx.Done():
 		return nil
 	}
@@ -259,7 +271,7 @@ func (p ports) linger(ctx context.Context, d time.Duration) error {
 
 // stop closes the ports and waits for the responses that are being written.
 func (p ports) stop(ctx context.Context) error {
-	return errors.Join(p.public.stop(ctx), p.grpc.stop(ctx), p.admin.stop(ctx))
+	return errors.Join(p.public.stop(ctx), p.grpc.stop(ctx), p.admin.stop(ctx), p.scaler.stop(ctx))
 }
 
 func (s *server) stop(ctx context.Context) error {

@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/jobs"
 	registry "github.com/stagemesh/stagemesh/internal/models"
 	"github.com/stagemesh/stagemesh/internal/passthrough"
+	"github.com/stagemesh/stagemesh/internal/scale"
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -60,6 +61,8 @@ type Config struct {
 	DrainTimeout time.Duration `yaml:"drain_timeout"`
 	// Admin is the port for operators.
 	Admin Admin `yaml:"admin"`
+	// Scaler configures how many hosts are wanted for stages; nil where nobody asks.
+	Scaler *Scaler `yaml:"scaler"`
 }
 
 // Settings are a gateway's Config and the settings that its program adds.
@@ -75,6 +78,8 @@ type Settings struct {
 	// Pipelines come from the gateway's file. With a registry, the gateway writes
 	// them to the registry and serves the registry's pipelines. New sets Call.Router.
 	Pipelines []pipeline.Pipeline
+	// Bounds are the fewest and the most hosts of stages, where the file has them.
+	Bounds map[pipeline.StageName]scale.Bounds
 	// Models and Aliases come from the gateway's file. It writes to the registry what
 	// is missing there.
 	Models  []model.Model
@@ -145,6 +150,9 @@ func (c Config) Validate() error {
 	}
 	if least := admission.MaxRequest(c.MaxPayload); c.MaxInFlightBytes != 0 && c.MaxInFlightBytes < least {
 		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that one request may need, five times max_payload", config.Bytes(c.MaxInFlightBytes), config.Bytes(least)))
+	}
+	if c.Scaler != nil {
+		errs = append(errs, config.InSection("scaler", c.Scaler.Validate()))
 	}
 	for method, path := range c.Passthrough {
 		_, err := passthrough.ParsePath(path)

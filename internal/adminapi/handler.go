@@ -36,6 +36,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
 // DeadLetters are the dead letters of the mesh. Errors are ErrNoDeadLetter, ErrUnreadable
@@ -62,6 +63,8 @@ type Settings struct {
 	// Placer chooses the hosts that load models.
 	Placer  *models.Placer
 	Traffic Traffic
+	// HostsWanted returns how many hosts a stage should have, nil where that is not known; it may be nil.
+	HostsWanted func(pipeline.StageName) *adminv1.HostsWanted
 	// Metrics returns the metrics of all processes of the mesh.
 	Metrics func(context.Context) ([]*meshv1.ProcessMetrics, error)
 	// Store returns STORE_FULL while the broker stores nothing in files; it may be nil.

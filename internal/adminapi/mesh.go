@@ -187,6 +187,9 @@ func (h *handler) stages(ctx context.Context) ([]*adminv1.StageStatus, error) {
 		out = append(out, byName[name])
 		work.Go(func() error {
 			h.addTraffic(ctx, byName[name])
+			if h.HostsWanted != nil {
+				byName[name].HostsWanted = h.HostsWanted(pipeline.StageName(name))
+			}
 			return nil
 		})
 	}

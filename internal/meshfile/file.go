@@ -175,6 +175,9 @@ func (o Flags) Expose(f *File) {
 	allow(&f.Ops.Insecure, &f.Ops.AnyHost)
 	allow(&f.Gateway.Insecure, &f.Gateway.AnyHost)
 	allow(&f.Gateway.Admin.Insecure, &f.Gateway.Admin.AnyHost)
+	if f.Gateway.Scaler != nil {
+		f.Gateway.Scaler.Insecure = f.Gateway.Scaler.Insecure || o.Insecure
+	}
 	for name, s := range f.Stages {
 		allow(&s.Insecure, &s.AnyHost)
 		f.Stages[name] = s
@@ -296,6 +299,7 @@ func (f *File) GatewaySettings() (out gateway.Settings, err error) {
 	}
 	var routes, loadable error
 	out.Pipelines, routes = f.Routes()
+	out.Bounds = f.bounds()
 	out.Models, out.Aliases, loadable = f.models()
 	return out, errors.Join(routes, loadable)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/config"
+	"github.com/stagemesh/stagemesh/internal/scale"
 	"github.com/stagemesh/stagemesh/internal/schema"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost"
@@ -26,6 +27,10 @@ type Stage struct {
 	// Hosts is how many hosts of the stage a process that runs the whole mesh
 	// has, 1 where 0.
 	Hosts int `yaml:"hosts"`
+	// MinHosts and MaxHosts bound the hosts that are wanted for the stage. 0 of MinHosts lets it have
+	// none; nil means 1, or 0 with gateway.scaler. 0 of MaxHosts means no bound.
+	MinHosts *int `yaml:"min_hosts"`
+	MaxHosts int  `yaml:"max_hosts"`
 	// Inputs and Outputs add to the runner's spec.
 	Inputs  []Part `yaml:"inputs"`
 	Outputs []Part `yaml:"outputs"`
@@ -55,11 +60,47 @@ func (f *File) Host(stage string) (stagehost.Settings, error) {
 	if s.Hosts < 0 || s.Hosts > maxHosts {
 		hosts = fmt.Errorf("hosts: %d is not between 1 and %d", s.Hosts, maxHosts)
 	}
-	written := errors.Join(inputs, outputs, hosts)
+	written := errors.Join(inputs, outputs, hosts, s.checkBounds())
 	if out.Runner, err = f.runner(stage); err != nil {
 		return out, errors.Join(err, f.At(errors.Join(written, out.Config.Validate()), "stages", stage))
 	}
 	return out, f.At(errors.Join(written, validateHost(out)), "stages", stage)
+}
+
+// maxWanted bounds max_hosts and min_hosts.
+const maxWanted = 10000
+
+// checkBounds checks how many hosts may be wanted. Errors begin with the key.
+func (s Stage) checkBounds() error {
+	if s.MinHosts != nil && (*s.MinHosts < 0 || *s.MinHosts > maxWanted) {
+		return fmt.Errorf("min_hosts: %d is not between 0 and %d", *s.MinHosts, maxWanted)
+	}
+	if s.MaxHosts < 0 || s.MaxHosts > maxWanted {
+		return fmt.Errorf("max_hosts: %d is not between 1 and %d", s.MaxHosts, maxWanted)
+	}
+	if s.MinHosts != nil && s.MaxHosts > 0 && *s.MinHosts > s.MaxHosts {
+		return fmt.Errorf("max_hosts: %d is less than the %d of min_hosts", s.MaxHosts, *s.MinHosts)
+	}
+	return nil
+}
+
+// bounds returns the bounds of the stages that have some.
+func (f *File) bounds() map[pipeline.StageName]scale.Bounds {
+	out := map[pipeline.StageName]scale.Bounds{}
+	for name, s := range f.Stages {
+		if s.MinHosts == nil && s.MaxHosts == 0 {
+			continue
+		}
+		b := scale.Bounds{Min: 1, Max: s.MaxHosts}
+		switch {
+		case s.MinHosts != nil:
+			b.Min = *s.MinHosts
+		case f.Gateway.Scaler != nil:
+			b.Min = 0
+		}
+		out[pipeline.StageName(name)] = b
+	}
+	return out
 }
 
 // maxHosts bounds the hosts of one stage in one process.

@@ -57,6 +57,7 @@ func (f *File) validatePorts() error {
 		{[]string{"gateway"}, "grpc_listen", f.Gateway.GRPCListen},
 		{[]string{"gateway", "admin"}, "listen", cmp.Or(f.Gateway.Admin.Listen, DefaultAdmin)},
 		{[]string{"ops"}, "listen", f.OpsListen()},
+		{[]string{"gateway", "scaler"}, "listen", f.scalerListen()},
 		{[]string{"nats"}, "listen", f.NATS.Listen},
 	}
 	for _, name := range f.StageNames() {
@@ -80,6 +81,14 @@ func (f *File) validatePorts() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// scalerListen is the address of the scaler's port; empty where there is none.
+func (f *File) scalerListen() string {
+	if f.Gateway.Scaler == nil {
+		return ""
+	}
+	return f.Gateway.Scaler.Listen
 }
 
 // validateOrder rejects a step that is wired to a part that only a later step makes. What callers

@@ -67,11 +67,11 @@ const (
 	oldestBusy = .9
 )
 
-// ParseTarget parses wait=200ms, busy=70% or oldest=5s. Errors name what is wrong.
+// ParseTarget parses wait=200ms, busy=70% or oldest=5s. Errors begin with the text.
 func ParseTarget(text string) (t Target, err error) {
 	kind, value, found := strings.Cut(text, "=")
 	if !found {
-		return t, fmt.Errorf("target %q: want wait=200ms, busy=70%% or oldest=5s", text)
+		return t, fmt.Errorf("%q: want wait=200ms, busy=70%% or oldest=5s", text)
 	}
 	var unit string
 	switch kind {
@@ -91,12 +91,12 @@ func ParseTarget(text string) (t Target, err error) {
 			return Target{Busy: n / 100}, nil
 		}
 	default:
-		return t, fmt.Errorf("target %q: there is no %q; want wait=200ms, busy=70%% or oldest=5s", text, kind)
+		return t, fmt.Errorf("%q: there is no %q; want wait=200ms, busy=70%% or oldest=5s", text, kind)
 	}
 	if isNumber(value) {
-		return t, fmt.Errorf("target %q: %s has no unit; add %s, as in %s", text, value, unit, exampleOf(kind))
+		return t, fmt.Errorf("%q: %s has no unit; add %s, as in %s", text, value, unit, exampleOf(kind))
 	}
-	return t, fmt.Errorf("target %q: want %s, at least 1%% and at most 100%%, or over 0 and at most 1h", text, exampleOf(kind))
+	return t, fmt.Errorf("%q: want %s, at least 1%% and at most 100%%, or over 0 and at most 1h", text, exampleOf(kind))
 }
 
 func isNumber(text string) bool {
@@ -135,9 +135,11 @@ type Bounds struct{ Min, Max int }
 
 // Counters count what a host has done since it started.
 type Counters struct {
-	// Items have ended, Busy is the time for which slots were busy, added up.
+	// Items have run, Busy is the time for which slots were busy, added up.
 	Items uint64        `json:"items"`
 	Busy  time.Duration `json:"busy"`
+	// Started is when the host started.
+	Started time.Time `json:"-"`
 }
 
 // Observation is what a poll observed of a stage.
@@ -235,6 +237,11 @@ type peak struct {
 func (s State) Next(o Observation, t Target, b Bounds) State {
 	next := s
 	next.At, next.Hosts, next.Items, next.Waiting, next.Ready = o.At, o.Hosts, o.Items, o.Waiting, o.Ready
+	if s.At.IsZero() || o.At.Sub(s.At) > maxGap {
+		// What the hosts are for is not known yet: none is taken away.
+		s.Wanted, s.Peaks = o.Ready, []peak{{o.At, float64(o.Ready) / (1 + hysteresis)}}
+		next.Polls = nil
+	}
 	next.observe(s, o)
 	if !s.Asked.IsZero() && o.Ready > s.Ready {
 		next.Startup = min(o.At.Sub(s.Asked), maxStartup)
@@ -260,13 +267,13 @@ func (s *State) observe(before State, o Observation) {
 	}
 	took := o.At.Sub(before.At)
 	if before.At.IsZero() || took > maxGap {
-		s.Polls = nil
 		return
 	}
 	var done work
 	for id, now := range o.Hosts {
-		was := before.Hosts[id]
-		if now.Items >= was.Items && now.Busy >= was.Busy {
+		was, isKnown := before.Hosts[id]
+		isNew := now.Started.After(before.At) // others were counted before, and missed one poll
+		if (isKnown || isNew) && now.Items >= was.Items && now.Busy >= was.Busy {
 			done.Items += float64(now.Items - was.Items)
 			done.Busy += (now.Busy - was.Busy).Seconds()
 		}

@@ -49,7 +49,7 @@ func observations(t *rapid.T) []Observation {
 		items += uint64(count.Draw(t, "done"))
 		busy += time.Duration(count.Draw(t, "busy")) * time.Second
 		o := Observation{
-			At: at, Hosts: map[string]Counters{"a": {items, busy}}, Ready: ready, Slots: ready * rapid.IntRange(1, 4).Draw(t, "slots"),
+			At: at, Hosts: map[string]Counters{"a": {Items: items, Busy: busy}}, Ready: ready, Slots: ready * rapid.IntRange(1, 4).Draw(t, "slots"),
 			Items: count.Draw(t, "items"), Waiting: rapid.IntRange(0, 3).Draw(t, "waiting"), Oldest: time.Duration(count.Draw(t, "oldest")) * time.Second,
 			PerRow: time.Duration(count.Draw(t, "row")) * time.Millisecond, MaxRows: rapid.IntRange(0, 32).Draw(t, "rows"),
 		}

@@ -71,7 +71,7 @@ func (s *simulation) pass() {
 func (s *simulation) poll() {
 	running := min(int(s.waiting), s.ready*s.slots)
 	s.state = s.state.Next(Observation{
-		At: time.Unix(1000, 0).Add(s.now), Hosts: map[string]Counters{"all": {s.done, s.busy}}, Ready: s.ready, Slots: s.ready * s.slots,
+		At: time.Unix(1000, 0).Add(s.now), Hosts: map[string]Counters{"all": {Items: s.done, Busy: s.busy}}, Ready: s.ready, Slots: s.ready * s.slots,
 		Items: int(s.waiting), Running: running, Oldest: s.now - s.oldestSince,
 		PerRow: time.Duration(s.cost * float64(time.Second)), MaxRows: 1,
 	}, s.target, Bounds{})
