@@ -195,6 +195,9 @@ func (t *streamPrinter) message(m *inferencev1.InferStreamResponse) error {
 	if t.style.json {
 		return printJSON(t.out, m)
 	}
+	if m.GetActivating() != nil {
+		return nil // no part of the answer
+	}
 	if chunk := m.GetChunk(); chunk != nil {
 		t.chunks = true
 		return t.parts(chunk.GetOutputs())

@@ -257,9 +257,12 @@ func printStages(out io.Writer, stages []*adminv1.StageStatus) error {
 		return err
 	}
 	rows := make([][]string, len(stages))
+	scales := slices.ContainsFunc(stages, func(s *adminv1.StageStatus) bool { return s.GetHostsWanted() != nil })
 	for i, s := range stages {
 		state := "ready"
 		switch {
+		case !s.GetServed() && s.GetHostsWanted().GetActivating() > 0:
+			state = "activating"
 		case !s.GetServed():
 			state = "no host"
 		case s.GetUnhealthyCause() != "":
@@ -269,8 +272,16 @@ func printStages(out io.Writer, stages []*adminv1.StageStatus) error {
 			visible(s.GetStage()), state, share(s.GetReadyHosts(), s.GetHosts()), share(s.GetInFlight(), s.GetMaxInFlight()), fmt.Sprint(s.GetRunning()), fmt.Sprint(s.GetSlots()),
 			queueOf(s, pipeline.Memory), queueOf(s, pipeline.File), cmp.Or(visible(strings.Join(s.GetPipelines(), ", ")), "-"),
 		}
+		if wanted := s.GetHostsWanted(); wanted != nil {
+			rows[i] = append(rows[i], fmt.Sprint(wanted.GetHosts()), visible(wanted.GetReason()))
+		} else if scales {
+			rows[i] = append(rows[i], "-", "-")
+		}
 	}
 	heads := "STAGE\tSTATE\tHOSTS\tIN FLIGHT\tRUNNING\tSLOTS\tMEMORY QUEUE\tFILE QUEUE\tPIPELINES"
+	if scales {
+		heads += "\tHOSTS WANTED\tREASON"
+	}
 	return printTable(out, addWhy(heads, rows, texts(stages, whyOfStage)), rows)
 }
 

@@ -121,18 +121,26 @@ type stageFigures struct {
 	Unhealthy      string `json:"unhealthy,omitempty"`
 	ItemsPerSecond figure `json:"itemsPerSecond"`
 	// Queue counts the items that wait for a slot.
-	Queue        uint64 `json:"queue"`
-	Hosts        int    `json:"hosts"`
-	BusySlots    figure `json:"busySlots"`
-	Slots        uint64 `json:"slots"`
-	MeanBatch    figure `json:"meanBatch"`
-	QueueWaitP50 figure `json:"queueWaitP50Seconds"`
-	QueueWaitP99 figure `json:"queueWaitP99Seconds"`
-	RunP50       figure `json:"runP50Seconds"`
-	RunP99       figure `json:"runP99Seconds"`
+	Queue uint64 `json:"queue"`
+	Hosts int    `json:"hosts"`
+	// Wanted is how many hosts it should have, and why; nil where nobody asks for that.
+	Wanted       *wantedFigures `json:"hostsWanted,omitempty"`
+	BusySlots    figure         `json:"busySlots"`
+	Slots        uint64         `json:"slots"`
+	MeanBatch    figure         `json:"meanBatch"`
+	QueueWaitP50 figure         `json:"queueWaitP50Seconds"`
+	QueueWaitP99 figure         `json:"queueWaitP99Seconds"`
+	RunP50       figure         `json:"runP50Seconds"`
+	RunP99       figure         `json:"runP99Seconds"`
 
 	hosts                      []*hostFigures
 	batchItems, queueWait, run histogram
+}
+
+// wantedFigures are the hosts wanted of a stage.
+type wantedFigures struct {
+	Hosts  uint32 `json:"hosts"`
+	Reason string `json:"reason"`
 }
 
 type hostFigures struct {
@@ -191,6 +199,9 @@ func (w topWindow) figures() *topFigures {
 	for _, s := range now.stages {
 		stage := f.stage(s.GetStage())
 		stage.Unhealthy = s.GetUnhealthyCause()
+		if w := s.GetHostsWanted(); w != nil {
+			stage.Wanted = &wantedFigures{w.GetHosts(), w.GetReason()}
+		}
 		for _, q := range s.GetQueues() {
 			stage.Queue += q.GetItems()
 		}

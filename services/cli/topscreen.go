@@ -126,9 +126,25 @@ func topRow(name int, cells [len(topHeads)]any) string {
 
 func (s *stageFigures) cells() [len(topHeads)]any {
 	return [...]any{
-		s.Stage, s.ItemsPerSecond.number(), fmt.Sprint(s.Queue), fmt.Sprint(s.Hosts), share(s.BusySlots.number(), fmt.Sprint(s.Slots)), s.MeanBatch.number(),
+		s.Stage, s.ItemsPerSecond.number(), fmt.Sprint(s.Queue), s.hostsText(), share(s.BusySlots.number(), fmt.Sprint(s.Slots)), s.MeanBatch.number(),
 		s.QueueWaitP50.duration(), s.QueueWaitP99.duration(), s.RunP50.duration(), s.RunP99.duration(),
 	}
+}
+
+// hostsText is how many hosts a stage has and, after >, should have where that is another number.
+func (s *stageFigures) hostsText() string {
+	if s.Wanted == nil || s.Wanted.Hosts == uint32(s.Hosts) {
+		return fmt.Sprint(s.Hosts)
+	}
+	return fmt.Sprintf("%d>%d", s.Hosts, s.Wanted.Hosts)
+}
+
+// wantedText says how many hosts a stage should have, and why; empty where nobody asks for that.
+func (s *stageFigures) wantedText() string {
+	if s.Wanted == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s wanted: %s", count(int(s.Wanted.Hosts), "host"), s.Wanted.Reason)
 }
 
 // values are what a column is sorted by; nothing for the first.
@@ -185,7 +201,13 @@ func (v *topView) lines(f *topFigures) []string {
 	}
 	out = append(out, v.line(bold, head))
 	if v.height == 0 {
-		return append(out, rows...)
+		out = append(out, rows...)
+		for _, s := range stages {
+			if text := s.wantedText(); text != "" {
+				out = append(out, v.line("", "stage "+s.Stage+": "+text))
+			}
+		}
+		return out
 	}
 	out = append(out, rows[first:min(first+room, len(rows))]...)
 	for len(out) < v.height-1 {
@@ -257,6 +279,9 @@ const hostFormat = "%-37.36s%-13s%10s%7s%7s%6s"
 
 // hosts returns a row for each host of a stage, and below it its engine and one for each of its workers.
 func (v *topView) hosts(f *topFigures, s *stageFigures) (rows []string) {
+	if text := s.wantedText(); text != "" {
+		rows = append(rows, v.line("", text))
+	}
 	for _, h := range s.hosts {
 		state, up, workers := "-", "-", []string(nil)
 		for _, known := range f.records {
