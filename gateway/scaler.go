@@ -51,13 +51,13 @@ type Scaler struct {
 
 // Defaults of Scaler.
 const (
-	DefaultMaxWaiting      = 1024
-	DefaultMaxWaitingBytes = 64 << 20
-	DefaultMaxWait         = 5 * time.Minute
+	defaultMaxWaiting      = 1024
+	defaultMaxWaitingBytes = 64 << 20
+	defaultMaxWait         = 5 * time.Minute
 )
 
-// Validate checks the section without reading files. Messages name the key in the section.
-func (s Scaler) Validate() error {
+// validate checks the section without reading files. Messages name the key in the section.
+func (s Scaler) validate() error {
 	errs := []error{
 		config.Address("listen", s.Listen), s.access().pair().Check(""), s.exposure().Check("listen", "name authorities in client_ca_file, "),
 		config.NotNegative("max_waiting", s.MaxWaiting), config.NotNegative("max_waiting_bytes", s.MaxWaitingBytes), config.NotNegative("max_wait", s.MaxWait),
@@ -144,8 +144,8 @@ func (s Settings) scaler() Scaler {
 	if s.Scaler != nil {
 		out = *s.Scaler
 	}
-	out.MaxWaiting, out.MaxWaitingBytes = cmp.Or(out.MaxWaiting, DefaultMaxWaiting), cmp.Or(out.MaxWaitingBytes, DefaultMaxWaitingBytes)
-	out.MaxWait = cmp.Or(out.MaxWait, DefaultMaxWait)
+	out.MaxWaiting, out.MaxWaitingBytes = cmp.Or(out.MaxWaiting, defaultMaxWaiting), cmp.Or(out.MaxWaitingBytes, defaultMaxWaitingBytes)
+	out.MaxWait = cmp.Or(out.MaxWait, defaultMaxWait)
 	return out
 }
 
@@ -530,8 +530,17 @@ func (s *scaler) report(meter metric.Meter) error {
 	return err
 }
 
+// isServed reports whether a stage that nothing else names has a host.
+func (s *scaler) isServed(ctx context.Context, stage string) bool {
+	if pipeline.ValidName("stage", stage) != nil {
+		return false
+	}
+	answer, err := s.gateway.bus.Alive(ctx, pipeline.StageName(stage))
+	return err == nil && answer.Answered
+}
+
 // keyOf returns the stage and the target that a caller names, or what is wrong with them.
-func (s *scaler) keyOf(metadata map[string]string) (key scaled, err error) {
+func (s *scaler) keyOf(ctx context.Context, metadata map[string]string) (key scaled, err error) {
 	name := metadata["stage"]
 	if name == "" {
 		return key, errors.New("stage: is required in the trigger's metadata")
@@ -539,7 +548,7 @@ func (s *scaler) keyOf(metadata map[string]string) (key scaled, err error) {
 	s.mu.Lock()
 	stages := s.stagesLocked()
 	s.mu.Unlock()
-	if key.stage = pipeline.StageName(name); !stages[key.stage] {
+	if key.stage = pipeline.StageName(name); !stages[key.stage] && !s.isServed(ctx, name) {
 		names := slices.Sorted(maps.Keys(stages))
 		texts := make([]string, len(names))
 		for i := range names {

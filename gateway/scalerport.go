@@ -72,7 +72,7 @@ const scalerMetric = "hosts_wanted"
 
 // want returns the decision that a caller asks for.
 func (p *scalerPort) want(ctx context.Context, in *externalscaler.ScaledObjectRef) (decision, <-chan struct{}, error) {
-	key, err := p.scaler.keyOf(in.GetScalerMetadata())
+	key, err := p.scaler.keyOf(ctx, in.GetScalerMetadata())
 	if err != nil {
 		return decision{}, nil, status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -120,8 +120,8 @@ func (p *scalerPort) StreamIsActive(in *externalscaler.ScaledObjectRef, out grpc
 }
 
 // GetMetricSpec implements externalscaler.ExternalScalerServer.
-func (p *scalerPort) GetMetricSpec(_ context.Context, in *externalscaler.ScaledObjectRef) (*externalscaler.GetMetricSpecResponse, error) {
-	if _, err := p.scaler.keyOf(in.GetScalerMetadata()); err != nil {
+func (p *scalerPort) GetMetricSpec(ctx context.Context, in *externalscaler.ScaledObjectRef) (*externalscaler.GetMetricSpecResponse, error) {
+	if _, err := p.scaler.keyOf(ctx, in.GetScalerMetadata()); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	return &externalscaler.GetMetricSpecResponse{MetricSpecs: []*externalscaler.MetricSpec{{MetricName: scalerMetric, TargetSize: 1, TargetSizeFloat: 1}}}, nil

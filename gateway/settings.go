@@ -152,7 +152,7 @@ func (c Config) Validate() error {
 		errs = append(errs, fmt.Errorf("max_in_flight_bytes: %s is less than the %s that one request may need, five times max_payload", config.Bytes(c.MaxInFlightBytes), config.Bytes(least)))
 	}
 	if c.Scaler != nil {
-		errs = append(errs, config.InSection("scaler", c.Scaler.Validate()))
+		errs = append(errs, config.InSection("scaler", c.Scaler.validate()))
 	}
 	for method, path := range c.Passthrough {
 		_, err := passthrough.ParsePath(path)

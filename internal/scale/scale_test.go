@@ -131,3 +131,46 @@ func TestModelsAskForHosts(t *testing.T) {
 		t.Errorf("old models need %d hosts: %s", s.Wanted, s.Reason)
 	}
 }
+
+// What a host did before is not the work of the poll in which its answer comes again.
+func TestMissedAnswerIsNoWork(t *testing.T) {
+	t.Parallel()
+	at, started := time.Unix(1000, 0), time.Unix(500, 0)
+	next := func(s State, poll int, hosts map[string]Counters) State {
+		return s.Next(Observation{At: at.Add(time.Duration(poll) * 2 * time.Second), Hosts: hosts, Ready: 2, Slots: 2}, Target{Wait: time.Second}, Bounds{})
+	}
+	count := func(n uint64) Counters {
+		return Counters{Items: 10000 + n, Busy: time.Duration(n) * 10 * time.Millisecond, Started: started}
+	}
+	var s State
+	for i := range 10 {
+		hosts := map[string]Counters{"a": count(uint64(20 * i)), "b": count(uint64(20 * i))}
+		if i == 5 {
+			delete(hosts, "b")
+		}
+		s = next(s, i, hosts)
+		if s.Parts.Rate > 25 {
+			t.Errorf("poll %d: %g items a second, there are 20", i, s.Parts.Rate)
+		}
+	}
+	hosts := map[string]Counters{"a": count(200), "b": count(200), "new": {Items: 100, Busy: time.Second, Started: at.Add(19 * time.Second)}}
+	if s = next(s, 10, hosts); s.Parts.Rate < 50 {
+		t.Errorf("%g items a second, of which 50 by a new host", s.Parts.Rate)
+	}
+}
+
+// A broker that has lost its memory is no reason to end hosts.
+func TestNewStateKeepsTheHosts(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1000, 0)
+	observe := func(after time.Duration) Observation { return Observation{At: at.Add(after), Ready: 8, Slots: 8} }
+	s := State{}.Next(observe(0), Target{Wait: time.Second}, Bounds{})
+	for after := 2 * time.Second; after < StableWindow; after += 2 * time.Second {
+		if s = s.Next(observe(after), Target{Wait: time.Second}, Bounds{}); s.Wanted != 8 {
+			t.Fatalf("after %s %d hosts are wanted: %s", after, s.Wanted, s.Reason)
+		}
+	}
+	if s = s.Next(observe(StableWindow), Target{Wait: time.Second}, Bounds{}); s.Wanted != 0 {
+		t.Errorf("%d hosts are wanted: %s", s.Wanted, s.Reason)
+	}
+}
