@@ -82,7 +82,7 @@
 // A record is JSON under "hosts/<stage>/<host>". A host publishes it when it has changed
 // noticeably, at most once a second, and again when the registry has lost it. PublishHost
 // removes it in the end. A killed host leaves its record: Hosts shows it as not alive
-// for 15 seconds, and Sweep removes it after ten minutes.
+// for 15 seconds, and Sweep removes it after 30 seconds.
 //
 // # Keys and limits
 //

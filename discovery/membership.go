@@ -17,12 +17,12 @@ import (
 )
 
 const (
-	// deadVisible is how long Hosts returns a host that is not alive.
+	// deadVisible is how long Hosts returns a host that is no longer alive.
 	deadVisible = 15 * time.Second
 	// deadKept is how long the record of a host that is not alive is kept, and
 	// sweepInterval how often Sweep looks for such records.
-	deadKept      = 10 * time.Minute
-	sweepInterval = time.Minute
+	deadKept      = 30 * time.Second
+	sweepInterval = 5 * time.Second
 	// maxStages bounds the stages that are watched.
 	maxStages = 4096
 )
@@ -56,6 +56,9 @@ type knownHost struct {
 	revision Revision
 	// deadSince is when the host was first seen not alive, zero while it is alive.
 	deadSince time.Time
+	// isOld is true for a record that was there before this process, until its host is seen alive:
+	// the host may have died long ago.
+	isOld bool
 }
 
 // NewMembership returns the membership of a mesh. A nil logger discards.
@@ -101,7 +104,7 @@ func (m *Membership) apply(c Change) {
 	for _, e := range c.Entries {
 		h := old[e.Key]
 		if h == nil {
-			h = &knownHost{}
+			h = &knownHost{isOld: c.Reset && len(old) == 0}
 		}
 		if h.record == nil || h.revision != e.Revision {
 			h.record, h.revision = m.decode(e), e.Revision
@@ -181,7 +184,7 @@ func (m *Membership) Hosts() []Host {
 	m.noteDead(now)
 	out := make([]Host, 0, len(m.hosts))
 	for _, h := range m.hosts {
-		if alive := h.deadSince.IsZero(); alive || now.Sub(h.deadSince) < deadVisible {
+		if alive := h.deadSince.IsZero(); alive || !(h.isOld && m.knowsInstances(h)) && now.Sub(h.deadSince) < deadVisible {
 			out = append(out, Host{Record: h.record, Alive: alive})
 		}
 	}
@@ -191,12 +194,19 @@ func (m *Membership) Hosts() []Host {
 	return out
 }
 
+// knowsInstances reports whether the instances of the host's stage have been received; the caller
+// holds the lock.
+func (m *Membership) knowsInstances(h *knownHost) bool {
+	stage := m.stages[h.record.GetStage()]
+	return stage != nil && stage.alive != nil
+}
+
 // noteDead updates which hosts are alive; the caller holds the lock.
 func (m *Membership) noteDead(now time.Time) {
 	for _, h := range m.hosts {
 		stage := m.stages[h.record.GetStage()]
 		if stage != nil && stage.alive[h.record.GetHost()] {
-			h.deadSince = time.Time{}
+			h.deadSince, h.isOld = time.Time{}, false
 		} else if h.deadSince.IsZero() {
 			h.deadSince = now
 		}
@@ -235,7 +245,7 @@ func (m *Membership) Stale() (since time.Time, why error) {
 // you read the hosts.
 func (m *Membership) Changed() <-chan struct{} { return m.records.Changed() }
 
-// Sweep removes the records of hosts that have not been alive for ten minutes, until
+// Sweep removes the records of hosts that have not been alive for 30 seconds, until
 // the context ends: a killed host leaves its record behind. Any number of processes
 // may sweep. A host that is alive after all publishes its record again.
 func (m *Membership) Sweep(ctx context.Context) error {

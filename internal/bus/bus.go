@@ -44,6 +44,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -107,6 +108,9 @@ type Bus struct {
 
 	// creating is read-locked while a stream is created, and locked to close the connection.
 	creating sync.RWMutex
+
+	// reconnected is when the connection was last made again, as UnixNano; 0 if it never was.
+	reconnected atomic.Int64
 
 	mu        sync.Mutex
 	listeners []chan struct{}
@@ -235,7 +239,10 @@ func (b *Bus) options() []nats.Option {
 		nats.FlusherTimeout(writeTimeout),
 		nats.CustomReconnectDelay(func(int) time.Duration { return credentials.ReconnectDelay(b.lastRefusal()) }),
 		nats.ConnectHandler(func(*nats.Conn) { b.onConnect() }),
-		nats.ReconnectHandler(func(*nats.Conn) { b.onConnect() }),
+		nats.ReconnectHandler(func(*nats.Conn) {
+			b.reconnected.Store(time.Now().UnixNano())
+			b.onConnect()
+		}),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { b.onDisconnect(err) }),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { b.logFailedConnect(err) }),
 		// Credentials may be corrected, and a starting broker may refuse all.
@@ -247,6 +254,18 @@ func (b *Bus) options() []nats.Option {
 		options = append(options, nats.InProcessServer(b.settings.Server))
 	}
 	return options
+}
+
+// returnGrace is how long hosts may take longer than this process to reach a broker that comes
+// back: the timeout of an attempt to connect, the pause before the next, and their queues.
+const returnGrace = 5 * time.Second
+
+// absent adds ErrReturned to the error of a host, a queue or a stream that is missing, right after a reconnect.
+func (b *Bus) absent(err error) error {
+	if at := b.reconnected.Load(); at != 0 && time.Since(time.Unix(0, at)) < returnGrace {
+		return fmt.Errorf("%w: %w", ErrReturned, err)
+	}
+	return err
 }
 
 func (b *Bus) onConnect() {
@@ -419,6 +438,9 @@ var (
 	ErrNoGateway = errors.New("the gateway is not connected")
 	// ErrNoHost means that no host serves the stage.
 	ErrNoHost = errors.New("the stage has no live host")
+	// ErrReturned means that this process has just reached the broker again, and the hosts of the
+	// stage may not have. It comes with ErrNoHost or ErrNoQueue.
+	ErrReturned = errors.New("the broker has just come back")
 	// ErrQueueFull means that the queue is at its bound; nothing was delivered.
 	ErrQueueFull = errors.New("the queue is full")
 	// ErrTooLarge means that the message is over the broker's limit.
@@ -438,6 +460,8 @@ func FaultOf(err error, stage pipeline.StageName) *fault.Fault {
 		return fault.New(fault.BrokerUnavailable, "the broker cannot be reached; the request was not queued").Caused(err)
 	case errors.Is(err, ErrUnknown):
 		return fault.Newf(fault.BrokerUnavailable, "the broker did not confirm the request for stage %s", stage).Caused(err)
+	case errors.Is(err, ErrReturned):
+		return fault.Newf(fault.BrokerUnavailable, "the broker has just come back, and no host of stage %s is connected to it again yet; the request was not queued", stage).Caused(err)
 	case errors.Is(err, ErrNoQueue), errors.Is(err, ErrNoHost):
 		return fault.Newf(fault.NoCapacity, "stage %s has no live host; start one, or check the pipeline's stage names", stage).Caused(err)
 	case errors.Is(err, ErrQueueFull):

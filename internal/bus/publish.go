@@ -163,7 +163,7 @@ func (b *Bus) publish(m Message, done func(Receipt, error)) {
 			b.recordWrite(m, err)
 			done(Receipt{}, err)
 		case noResponders(answer) && m.Stream != "":
-			b.explainNoResponders(m.Stream, m.Missing, func(err error) { done(Receipt{}, err) })
+			b.explainNoResponders(m.Stream, b.absent(m.Missing), func(err error) { done(Receipt{}, err) })
 		default:
 			receipt, err := m.receipt(answer)
 			b.recordWrite(m, err)

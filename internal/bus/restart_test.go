@@ -13,6 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -55,6 +56,37 @@ func TestNothingIsBufferedWithoutTheBroker(t *testing.T) {
 	h.Use(ensure(t, b, s).Epoch)
 	if d := h.next(t); text(t, d.Data) != "after" || d.Epoch != info.Epoch {
 		t.Errorf("first came %q in epoch %s, want what was sent after the restart in epoch %s", text(t, d.Data), d.Epoch, info.Epoch)
+	}
+}
+
+// Hosts reach a broker that comes back later than gateways may, and make their queues again.
+func TestMissingHostAfterAReconnectIsTheBrokersFault(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t)
+	b := broker.Connect(mesh)
+	reason := func(b *bus.Bus) [2]fault.Reason {
+		t.Helper()
+		_, missingHost := b.Alive(t.Context(), stage)
+		_, missingQueue := send(t, b, message(t, b, item("x")))
+		if !errors.Is(missingHost, bus.ErrNoHost) || !errors.Is(missingQueue, bus.ErrNoQueue) {
+			t.Errorf("the errors are %v and %v", missingHost, missingQueue)
+		}
+		return [2]fault.Reason{bus.FaultOf(missingHost, stage).Reason, bus.FaultOf(missingQueue, stage).Reason}
+	}
+	never := [2]fault.Reason{fault.NoCapacity, fault.NoCapacity}
+	if got := reason(b); got != never {
+		t.Errorf("before the broker's restart: %v", got)
+	}
+	broker.Stop()
+	disconnected(t, b)
+	broker.Restore()
+	reconnected(t, b)
+	if got := reason(b); got != [2]fault.Reason{fault.BrokerUnavailable, fault.BrokerUnavailable} {
+		t.Errorf("after the broker's restart: %v", got)
+	}
+	// It has lost no connection.
+	if got := reason(broker.Connect(mesh)); got != never {
+		t.Errorf("from another process: %v", got)
 	}
 }
 

@@ -2,6 +2,7 @@ package bus_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -304,6 +305,7 @@ func TestEveryErrorHasItsReason(t *testing.T) {
 		{bus.ErrUnknown, fault.BrokerUnavailable},
 		{bus.ErrNoQueue, fault.NoCapacity},
 		{bus.ErrNoHost, fault.NoCapacity},
+		{fmt.Errorf("%w: %w", bus.ErrReturned, bus.ErrNoHost), fault.BrokerUnavailable},
 		{bus.ErrQueueFull, fault.QueueFull},
 		{bus.ErrTooLarge, fault.PayloadTooLarge},
 		{errors.New("another"), fault.Internal},

@@ -267,7 +267,7 @@ func (b *Bus) queryHosts(ctx context.Context, subject string) (Availability, err
 	case err != nil:
 		return Availability{}, err
 	case noResponders(answer):
-		return Availability{}, ErrNoHost
+		return Availability{}, b.absent(ErrNoHost)
 	}
 	return decodeAvailability(answer.Data), nil
 }

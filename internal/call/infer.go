@@ -357,7 +357,7 @@ func (s *Service) admit(ctx context.Context, x *call) (f *fault.Fault) {
 	isForHost := slices.ContainsFunc(x.env.Route, func(hop pipeline.Hop) bool { return hop.Host != "" })
 	x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, x.waitForCapacity && !isForHost)
 	if f != nil && isForHost {
-		if f.Reason == fault.NoCapacity {
+		if f.Reason == fault.NoCapacity || f.Reason == fault.BrokerUnavailable {
 			forAnyHost(x.env.Route)
 		}
 		x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, x.waitForCapacity)

@@ -153,7 +153,7 @@ func (o *outcomes) add(a answer, want string) error {
 		return nil
 	}
 	o.byReason[a.fault.Reason]++
-	if !slices.Contains([]fault.Reason{fault.QueueLost, fault.BrokerUnavailable, fault.NoCapacity}, a.fault.Reason) {
+	if !slices.Contains([]fault.Reason{fault.QueueLost, fault.BrokerUnavailable}, a.fault.Reason) {
 		return fmt.Errorf("answered after %s with %w", a.took, a.fault)
 	}
 	return nil
