@@ -20,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/services/cli"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
@@ -31,6 +32,7 @@ var variants = map[string][]string{
 	"alone":  {"docker-compose.yml"},
 	"python": {"docker-compose.yml", "deploy/compose/python.yml"},
 	"onnx":   {"docker-compose.yml", "deploy/compose/onnx.yml"},
+	"gpu":    {"docker-compose.yml", "deploy/compose/python.yml", "deploy/compose/gpu.yml"},
 }
 
 // loadVariant reads compose files with the defaults of their variables.
@@ -57,21 +59,108 @@ func TestComposeFilesAreComplete(t *testing.T) {
 			if got := project.ServiceNames(); !slices.Equal(got, want) {
 				t.Errorf("the services are %q", got)
 			}
+			checkServices(t, project)
+			// Services that build one tag race for it.
+			builds := map[string]int{}
 			for _, s := range project.Services {
-				checkService(t, s)
 				if strings.HasPrefix(s.Image, "stagemesh") {
-					checkOurs(t, s)
-				} else if _, tag, ok := strings.Cut(s.Image, ":"); !ok || tag == "latest" {
-					t.Errorf("%s: the image %s has no version", s.Name, s.Image)
+					builds[s.Image] += 0
+				}
+				if s.Build == nil {
+					continue
+				}
+				builds[s.Image]++
+				if want := strings.TrimPrefix(strings.Split(s.Image, ":")[0], "stagemesh-"); s.Build.Target != want {
+					t.Errorf("%s builds the image %s by %+v", s.Name, s.Image, s.Build)
+				}
+				if _, err := os.Stat(filepath.Join(s.Build.Context, s.Build.Dockerfile)); err != nil {
+					t.Errorf("%s: %v", s.Name, err)
+				}
+			}
+			for image, n := range builds {
+				if n != 1 {
+					t.Errorf("%d services build %s", n, image)
 				}
 			}
 		})
 	}
 }
 
+// What stagemesh compose prints passes the same checks as the file of this repository.
+func TestPrintedComposeFilesAreComplete(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{
+		"examples/digits/mesh.yaml":        "classify decode gateway label nats",
+		"examples/digits-python/mesh.yaml": "classify decode gateway label nats",
+		"examples/nightly/mesh.yaml":       "",
+		"deploy/compose/onnx/mesh.yaml":    "classify decode gateway label nats",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path, err := filepath.Abs(filepath.Join(root, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var printed [2]bytes.Buffer
+			for i := range printed {
+				verb := cli.New()
+				verb.SetArgs([]string{"compose", "-c", path})
+				verb.SetOut(&printed[i])
+				if err := verb.ExecuteContext(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !bytes.Equal(printed[0].Bytes(), printed[1].Bytes()) {
+				t.Error("the output differs from run to run")
+			}
+			file := filepath.Join(t.TempDir(), "compose.yaml")
+			if err := os.WriteFile(file, printed[0].Bytes(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			project, err := load(t.Context(), "", file)
+			if err != nil {
+				t.Fatalf("%v\n%s", err, &printed[0])
+			}
+			if got := strings.Join(project.ServiceNames(), " "); want != "" && got != want {
+				t.Errorf("the services are %s", got)
+			}
+			checkServices(t, project)
+			committed := loadVariant(t, "alone").Services
+			if nats := project.Services["nats"]; nats.Image != committed["nats"].Image || nats.User != committed["nats"].User {
+				t.Errorf("the broker is %s of user %s", nats.Image, nats.User)
+			}
+		})
+	}
+}
+
+func checkServices(t *testing.T, project *types.Project) {
+	t.Helper()
+	for _, s := range project.Services {
+		checkService(t, s)
+		if strings.HasPrefix(s.Image, "stagemesh") {
+			checkOurs(t, s)
+		} else if _, tag, ok := strings.Cut(s.Image, ":"); !ok || tag == "latest" {
+			t.Errorf("%s: the image %s has no version", s.Name, s.Image)
+		}
+	}
+}
+
+// numericUser is an ID, or two, that is not root.
+var numericUser = regexp.MustCompile(`^[1-9][0-9]*(:[1-9][0-9]*)?$`)
+
 // checkService checks what holds for all services.
 func checkService(t *testing.T, s types.ServiceConfig) {
 	t.Helper()
+	if !s.ReadOnly || !slices.Equal(s.CapDrop, []string{"ALL"}) || !slices.Equal(s.SecurityOpt, []string{"no-new-privileges:true"}) {
+		t.Errorf("%s: read-only %t, without %q, with %q", s.Name, s.ReadOnly, s.CapDrop, s.SecurityOpt)
+	}
+	// The images of the others have such users.
+	if isMonitoring := slices.Contains(s.Profiles, "monitoring"); !isMonitoring && !numericUser.MatchString(s.User) {
+		t.Errorf("%s runs as %q", s.Name, s.User)
+	}
+	if s.MemLimit == 0 || s.Logging == nil || s.Logging.Options["max-size"] == "" || s.Logging.Options["max-file"] == "" {
+		t.Errorf("%s has a memory limit of %d, and logs to %+v", s.Name, s.MemLimit, s.Logging)
+	}
 	if s.HealthCheck == nil || len(s.HealthCheck.Test) < 2 || s.HealthCheck.Test[0] != "CMD" || s.HealthCheck.StartPeriod == nil {
 		t.Errorf("%s has no health check without a shell", s.Name)
 	}
@@ -84,7 +173,12 @@ func checkService(t *testing.T, s types.ServiceConfig) {
 		}
 	}
 	for name, d := range s.DependsOn {
-		if d.Condition != types.ServiceConditionHealthy || slices.Contains([]string{"jaeger", "prometheus", "grafana"}, name) {
+		// Jaeger takes the spans of a drain, so it stops later; nobody waits for it.
+		want := types.ServiceDependency{Condition: types.ServiceConditionHealthy, Required: true}
+		if name == "jaeger" {
+			want = types.ServiceDependency{Condition: types.ServiceConditionStarted}
+		}
+		if d.Condition != want.Condition || d.Required != want.Required || slices.Contains([]string{"prometheus", "grafana"}, name) {
 			t.Errorf("%s waits for %s: %s", s.Name, name, d.Condition)
 		}
 	}
@@ -105,13 +199,8 @@ func checkService(t *testing.T, s types.ServiceConfig) {
 // checkOurs checks a gateway or a stage.
 func checkOurs(t *testing.T, s types.ServiceConfig) {
 	t.Helper()
-	if s.User != "65532:65532" || !s.ReadOnly || !slices.Equal(s.CapDrop, []string{"ALL"}) || len(s.DependsOn) < 2 {
-		t.Errorf("%s runs as %q, read-only %t, without %q, after %d others", s.Name, s.User, s.ReadOnly, s.CapDrop, len(s.DependsOn))
-	}
-	if s.Build == nil || s.Build.Target != strings.TrimPrefix(strings.Split(s.Image, ":")[0], "stagemesh-") {
-		t.Errorf("%s builds the image %s by %+v", s.Name, s.Image, s.Build)
-	} else if _, err := os.Stat(filepath.Join(s.Build.Context, s.Build.Dockerfile)); err != nil {
-		t.Errorf("%s: %v", s.Name, err)
+	if s.User != "65532:65532" || s.PullPolicy != types.PullPolicyNever || len(s.DependsOn) < 1 {
+		t.Errorf("%s runs as %q, pulls %q, after %d others", s.Name, s.User, s.PullPolicy, len(s.DependsOn))
 	}
 	var folder string
 	for _, v := range s.Volumes {
@@ -124,7 +213,12 @@ func checkOurs(t *testing.T, s types.ServiceConfig) {
 		t.Fatal(err)
 	}
 	drain := file.Gateway.DrainDelay + cmp.Or(file.Gateway.DrainTimeout, gateway.DefaultDrainTimeout)
-	if s.Name != "gateway" {
+	switch s.Name {
+	case "gateway", "dispatcher":
+		if !slices.Equal(s.Command, []string{s.Name}) {
+			t.Errorf("%s runs %q", s.Name, s.Command)
+		}
+	default:
 		stage, ok := file.Stages[s.Name]
 		if drain = cmp.Or(stage.DrainTimeout, stagehost.DefaultDrainTimeout); !ok || !slices.Equal(s.Command, []string{"stage", s.Name}) {
 			t.Errorf("%s runs %q", s.Name, s.Command)

@@ -79,9 +79,10 @@ func run(args []string, out io.Writer) (err error) {
 	return cmp.Or(group.Wait(running), group.Stop())
 }
 
-// load reads compose files as docker compose does, with other numbers of replicas.
+// load reads compose files as docker compose does with monitoring, with other numbers of replicas.
 func load(ctx context.Context, scale string, files ...string) (*types.Project, error) {
-	options, err := cli.NewProjectOptions(files, cli.WithWorkingDirectory(filepath.Dir(files[0])), cli.WithOsEnv, cli.WithDotEnv)
+	options, err := cli.NewProjectOptions(files, cli.WithWorkingDirectory(filepath.Dir(files[0])),
+		cli.WithEnv([]string{"COMPOSE_PROFILES=monitoring"}), cli.WithOsEnv, cli.WithDotEnv, cli.WithProfiles([]string{"monitoring"}))
 	if err != nil {
 		return nil, err
 	}

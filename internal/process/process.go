@@ -26,6 +26,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -268,8 +269,8 @@ func ReduceCollections() {
 	ballast()
 }
 
-// version may be set by the linker, for builds that see no repository, such as builds of images.
-var version string
+// These may be set by the linker, for builds that see no repository, such as builds of images.
+var version, revision, date string
 
 // Version returns the version of the program: the linker's, or of its build information.
 func Version() string {
@@ -277,4 +278,22 @@ func Version() string {
 		return cmp.Or(version, info.Main.Version, "(devel)")
 	}
 	return cmp.Or(version, "(devel)")
+}
+
+// Origin returns the commit of the program and when that, or the program, was made, as far as they
+// are known, in parentheses.
+func Origin() string {
+	commit, at := revision, date
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			switch s.Key {
+			case "vcs.revision":
+				commit = cmp.Or(commit, s.Value)
+			case "vcs.time":
+				at = cmp.Or(at, s.Value)
+			}
+		}
+	}
+	known := strings.TrimSuffix(cmp.Or(commit, "unknown")+", "+at, ", ")
+	return "(commit " + known + ")"
 }
