@@ -131,12 +131,12 @@ consul_only := -tags remove_all_sd,enable_consul_sd
 $(eval $(call tool_rule,prometheus,$(PROMETHEUS_BIN),$(consul_only)))
 
 # The folder's name says the requirements, so a clone that is newer than it is no reason to build it again.
-# $(1): the folder, $(2): the requirements, $(3): the oldest minor version of Python 3.
+# $(1): the folder, $(2): the requirements, $(3): the oldest minor version of Python 3, $(4): the newest, if any.
 define python_rule
 $(1)/.built:
 	@echo "== $(2): install (kept in $$(@D))" >&2
-	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, $(3)))' 2>/dev/null \
-	  || { echo "Python 3.$(3) or newer with venv is missing (Debian: apt-get install python3-venv); PYTHON=<program> says another one" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys, ensurepip, venv; sys.exit(not (3, $(3)) <= sys.version_info[:2] <= (3, $(or $(4),99)))' 2>/dev/null \
+	  || { echo "Python 3.$(3) $(if $(4),to 3.$(4),or newer) with venv is missing (Debian: apt-get install python3-venv); PYTHON=<program> says another one" >&2; exit 1; }
 	@$(PYTHON) -m venv $$(@D)
 	@$$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary --requirement $(2) >$$(@D)/log 2>&1 \
 	  || { echo "pip cannot install the packages of $(2); $$(@D)/log has its output" >&2; exit 1; }
@@ -145,7 +145,7 @@ endef
 $(eval $(call python_rule,$(PYTHON_ENV),sdk/python/requirements-dev.txt,9))
 $(eval $(call python_rule,$(ONNX_PYTHON),services/onnx/requirements-dev.txt,11))
 $(eval $(call python_rule,$(MODELS_PYTHON),test/modelstest/requirements.txt,11))
-$(eval $(call python_rule,$(CLIENTS_PYTHON),$(CLIENTS)/python/requirements.txt,11))
+$(eval $(call python_rule,$(CLIENTS_PYTHON),$(CLIENTS)/python/requirements.txt,11,12))
 $(foreach peer,$(PEERS) ocr,$(eval $(call python_rule,$(call PEER_PYTHON,$(peer)),bench/peers/$(peer).txt,10)))
 
 # npm looks into the lock file alone, and runs nothing of what it installs.
@@ -179,8 +179,13 @@ quick: build vet test-plain python-quick ## Build, vet and test without the race
 
 CHECKS := lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-traces test-stack bench-short test-fleet
 
+.PHONY: setup
+setup: ## Install what the tests need and this machine lacks, with apt-get, dnf or Homebrew
+	@.ci/setup --install
+
 .PHONY: test
 test: ## Run every check there is, those after a failure too; what CI runs
+	@.ci/setup
 	@$(MAKE) --no-print-directory --keep-going $(CHECKS)
 
 .PHONY: lint
