@@ -78,6 +78,7 @@ CONSUL_BIN  := $(call tool_dir,consul)
 JAEGER_BIN  := $(call tool_dir,jaeger)
 PROMETHEUS_BIN := $(call tool_dir,prometheus)
 AUDIT_BIN   := $(call tool_dir,audit)
+RELEASE_BIN := $(call tool_dir,release)
 STACK_TOOLS := $(CONSUL_BIN)/.built $(JAEGER_BIN)/.built $(PROMETHEUS_BIN)/.built
 
 # $(1): name of an environment, $(2): its interpreter, which may be missing, $(3): its requirements.
@@ -99,6 +100,8 @@ PYTHON_EXAMPLES := examples/digits-python examples/modelmesh examples/text-strea
 PYTHON_OTHERS   := $(PYTHON_EXAMPLES) test/meshtest/clients test/meshtest/fleet bench services/onnx/testdata
 
 PEERS := mosec bentoml ray
+# The Python that builds the packages of sdk/python for a release.
+RELEASE_PYTHON := $(call env_dir,release-python,$(PYTHON),tools/release/requirements.txt)
 # Where the clients of other servers are: one environment for Python, one for Node. The
 # servers themselves, for bench-peers, have one each.
 CLIENTS_PYTHON := $(call env_dir,clients-python,$(PYTHON),$(CLIENTS)/python/requirements.txt)
@@ -126,6 +129,7 @@ $(eval $(call tool_rule,h2spec,$(H2SPEC_BIN)))
 $(eval $(call tool_rule,consul,$(CONSUL_BIN)))
 $(eval $(call tool_rule,jaeger,$(JAEGER_BIN)))
 $(eval $(call tool_rule,audit,$(AUDIT_BIN)))
+$(eval $(call tool_rule,release,$(RELEASE_BIN)))
 # Prometheus finds its targets in Consul. Its other ways, which Kubernetes and clouds have, take minutes to build.
 consul_only := -tags remove_all_sd,enable_consul_sd
 $(eval $(call tool_rule,prometheus,$(PROMETHEUS_BIN),$(consul_only)))
@@ -144,6 +148,7 @@ $(1)/.built:
 endef
 $(eval $(call python_rule,$(PYTHON_ENV),sdk/python/requirements-dev.txt,9))
 $(eval $(call python_rule,$(ONNX_PYTHON),services/onnx/requirements-dev.txt,11))
+$(eval $(call python_rule,$(RELEASE_PYTHON),tools/release/requirements.txt,9))
 $(eval $(call python_rule,$(MODELS_PYTHON),test/modelstest/requirements.txt,11))
 $(eval $(call python_rule,$(CLIENTS_PYTHON),$(CLIENTS)/python/requirements.txt,11,12))
 $(foreach peer,$(PEERS) ocr,$(eval $(call python_rule,$(call PEER_PYTHON,$(peer)),bench/peers/$(peer).txt,10)))
@@ -177,7 +182,7 @@ stack: ## Run docker-compose.yml without Docker, all but Grafana (SCALE=classify
 .PHONY: quick
 quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm
 
-CHECKS := lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-traces test-stack bench-short test-fleet
+CHECKS := lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-traces test-stack test-release bench-short test-fleet
 
 .PHONY: setup
 setup: ## Install what the tests need and this machine lacks, with apt-get, dnf or Homebrew
@@ -309,6 +314,12 @@ torch-python: ## Print the path of a Python with PyTorch, for tests
 	  || { echo "PyTorch is missing (Debian: apt-get install python3-torch); TORCH_PYTHON=<program> says which Python has it" >&2; exit 1; }
 	@command -v $(TORCH_PYTHON)
 
+.PHONY: release
+release: $(RELEASE_BIN)/.built $(RELEASE_PYTHON)/.built ## Build a release of this commit into dist, without publishing it: make release VERSION=v0.1.0
+	@GOWORK=off go -C tools/release build -o $(CURDIR)/bin/release .
+	@go test -vet=off -count=1 -run 'Licences' ./test/archtest
+	@bin/release -version '$(VERSION)' -out 'dist/$(VERSION)' -sbom $(RELEASE_BIN)/cyclonedx-gomod -python $(RELEASE_PYTHON)/bin/python
+
 .PHONY: clean
 clean: ## Remove build outputs, profiles and coverage from the tree
 	rm -rf bin dist coverage coverage.out coverage.html cover.out
@@ -361,6 +372,12 @@ test-stack: $(STACK_TOOLS) ## Check the compose files and the alerts, and run th
 test-traces: $(JAEGER_BIN)/.built ## Check the traces that a real Jaeger gets
 	@echo "== test traces"
 	@go test -vet=off -count=1 -race $(TRACES)
+
+.PHONY: test-release
+test-release: ## Check the parts of which make release is made: notes, archives, images
+	@echo "== test the release"
+	@GOWORK=off go -C tools/release vet .
+	@GOWORK=off go -C tools/release test -vet=off .
 
 .PHONY: test-browser
 test-browser: ## Hold what a gateway says of itself against what it does, in a real browser too (needs Chromium)

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/validate"
+)
+
+const changelog = `# Changelog
+
+## Unreleased
+
+- next
+
+## v0.2.0 (2026-12-01)
+
+- second
+
+## v0.1.0 (2026-11-01)
+
+- first
+`
+
+func TestNotesAreTheSectionOfTheVersion(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]string{"v0.1.0": "- first\n", "v0.2.0": "- second\n", "v0.3.0": "- next\n"} {
+		if got, isReleased := notesOf(changelog, version); got != want || isReleased != (version != "v0.3.0") {
+			t.Errorf("%s: %q, %t", version, got, isReleased)
+		}
+	}
+}
+
+func TestVersionsAreSemantic(t *testing.T) {
+	t.Parallel()
+	for version, want := range map[string]bool{"v0.1.0": true, "v1.2.3-rc.1": true, "0.1.0": false, "v1.2": false, "v01.2.3": false, "": false} {
+		if versionPattern.MatchString(version) != want {
+			t.Errorf("%q: want %t", version, want)
+		}
+	}
+}
+
+// The order and the times of the files do not matter.
+func TestArchivesDependOnTheirFilesAlone(t *testing.T) {
+	t.Parallel()
+	at := time.Unix(1_700_000_000, 0)
+	a, b := file{name: "a/x", data: []byte("x"), mode: 0o755}, file{name: "b", data: []byte("y")}
+	first, err := gzipped([]file{a, b}, at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := gzipped([]file{b, a}, at.Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Equal(first, other) {
+		t.Error("the time of the commit is not in the archive")
+	}
+	again, err := normalise(other, at)
+	if err != nil || !bytes.Equal(first, again) {
+		t.Errorf("the archives differ: %v", err)
+	}
+}
+
+func TestImagesAreValidAndReproducible(t *testing.T) {
+	t.Parallel()
+	var images [2][]byte
+	for i := range images {
+		r := release{version: "v0.1.0", commit: "abc", at: time.Unix(1_700_000_000, 0), out: t.TempDir(), work: t.TempDir()}
+		if err := r.writeImage([]byte("program"), file{name: "LICENSES", data: []byte("all")}, "arm64"); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if images[i], err = os.ReadFile(filepath.Join(r.out, "stagemesh_v0.1.0_image_linux_arm64.tar")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(images[0], images[1]) {
+		t.Error("two runs differ")
+	}
+	folder := t.TempDir()
+	if err := unpack(images[0], folder); err != nil {
+		t.Fatal(err)
+	}
+	path, err := layout.FromPath(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	index, err := path.ImageIndex()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := validate.Index(index); err != nil {
+		t.Error(err)
+	}
+	manifest, err := index.IndexManifest()
+	if err != nil || len(manifest.Manifests) != 1 || manifest.Manifests[0].Platform.Architecture != "arm64" {
+		t.Fatalf("the index has %+v, %v", manifest, err)
+	}
+	img, err := index.Image(manifest.Manifests[0].Digest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := img.ConfigFile()
+	if err != nil || config.Config.User != "65532:65532" || config.Config.Entrypoint[0] != "/usr/bin/stagemesh" || config.Config.Labels["org.opencontainers.image.version"] != "v0.1.0" {
+		t.Errorf("the configuration is %+v, %v", config, err)
+	}
+	// Docker's own form names the same blobs.
+	files, err := unpacked(bytes.NewReader(images[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := ""
+	for _, f := range files {
+		if f.name == "manifest.json" {
+			text = string(f.data)
+		}
+	}
+	for _, f := range files {
+		if strings.HasPrefix(f.name, "blobs/") && !strings.Contains(text, f.name) && f.name != "blobs/sha256/"+manifest.Manifests[0].Digest.Hex {
+			t.Errorf("%s is not in %s", f.name, text)
+		}
+	}
+}
+
+func TestAuthoritiesAreThere(t *testing.T) {
+	t.Parallel()
+	if n := bytes.Count(authorities(), []byte("BEGIN CERTIFICATE")); n < 100 {
+		t.Errorf("the image has %d certificates", n)
+	}
+}
+
+func TestUnpackedSkipsWhatIsNoFile(t *testing.T) {
+	t.Parallel()
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: "link", Linkname: "/etc/passwd"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := unpacked(&archive); err != nil || len(files) > 0 {
+		t.Errorf("got %v, %v", files, err)
+	}
+}
