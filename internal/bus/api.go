@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -273,6 +274,19 @@ func (b *Bus) requestStored(ctx context.Context, stream, subject string, questio
 // wait for the broker, where a request with an answer costs twice as much.
 func (b *Bus) DeleteResult(request pipeline.RequestID) error {
 	return b.nc.Publish("$JS.API.STREAM.PURGE."+b.ResultStream(), fmt.Appendf(nil, `{"filter":%q}`, b.Result(request)))
+}
+
+// SubjectsOf returns the subjects of a stream's messages that match a filter, a hundred thousand at
+// most: ErrNoQueue where there is no stream.
+func (b *Bus) SubjectsOf(ctx context.Context, stream, filter string) ([]string, error) {
+	var answer jetstream.StreamInfo
+	err := b.streamInfo(ctx, stream, struct {
+		Filter string `json:"subjects_filter"`
+	}{filter}, &answer)
+	if errors.Is(err, errMissing) {
+		err = ErrNoQueue
+	}
+	return slices.Collect(maps.Keys(answer.State.Subjects)), err
 }
 
 // Backlog is the content of a queue, with the items in flight, also those that were handed

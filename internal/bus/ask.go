@@ -112,6 +112,26 @@ func (b *Bus) ListRequests(ctx context.Context, q *meshv1.InFlightQuestion, take
 	})
 }
 
+// FindRunning returns which of the requests a gateway says that it runs, of those that answer in time.
+func (b *Bus) FindRunning(ctx context.Context, requests []pipeline.RequestID) (map[pipeline.RequestID]bool, error) {
+	q, out := &meshv1.InFlightQuestion{}, map[pipeline.RequestID]bool{}
+	for _, id := range requests {
+		q.RequestIds = append(q.RequestIds, string(id))
+	}
+	question, err := proto.Marshal(q)
+	if err != nil {
+		return nil, err
+	}
+	return out, b.askAll(ctx, b.RequestsSubject(), question, func(data []byte) bool {
+		if answer := new(meshv1.InFlightAnswer); proto.Unmarshal(data, answer) == nil {
+			for _, id := range answer.GetRequestIds() {
+				out[pipeline.RequestID(id)] = true
+			}
+		}
+		return len(out) >= len(requests)
+	})
+}
+
 // ServeRequests passes each question which requests are in flight to handle, with a function that
 // sends the answer, until the connection closes.
 func (b *Bus) ServeRequests(handle func(q *meshv1.InFlightQuestion, reply func(*meshv1.InFlightAnswer))) error {

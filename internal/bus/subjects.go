@@ -100,6 +100,14 @@ func (s Subjects) Result(request pipeline.RequestID) string {
 // Results matches the results of all requests.
 func (s Subjects) Results() string { return s.Result("*") }
 
+// Graph is the subject of the record of a durable request with blocks, in the stream of results.
+func (s Subjects) Graph(request pipeline.RequestID) string {
+	return s.Result("graph." + request)
+}
+
+// Graphs matches the records of all such requests.
+func (s Subjects) Graphs() string { return s.Graph("*") }
+
 // ResultStream is the name of the stream that holds them.
 func (s Subjects) ResultStream() string { return string(s.mesh) + "_results" }
 

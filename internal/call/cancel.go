@@ -2,6 +2,7 @@ package call
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/google/uuid"
@@ -41,6 +42,13 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 		return store.Unavailable(err).WithMetadata(requestIDKey, string(id))
 	}
 	s.metrics.countCancel(notified)
+	_ = s.cancels.running.start(func(ctx context.Context) { // no gateway may run it at the moment
+		ctx, cancel := context.WithTimeout(budget.WithTenant(ctx, tenant), cancelTimeout)
+		defer cancel()
+		if record, _, err := s.results.Graph(ctx, id); err == nil && record.Request.Tenant == tenant {
+			s.cancels.store(ctx, record.Request)
+		}
+	})
 	return nil
 }
 
@@ -85,7 +93,7 @@ func (x *call) leavesWork(err error) bool {
 		return false
 	case x.isCancelled():
 		return true
-	case x.env.StoresResult(), time.Until(x.env.Deadline) < minLeft:
+	case x.env.StoresResult() && !errors.Is(err, errBranchEnded), time.Until(x.env.Deadline) < minLeft:
 		return false
 	case x.progress.isRejected:
 		return true
@@ -159,7 +167,7 @@ func (c *cancels) cancel(env *envelope.Envelope, s *sending) {
 	if isDeleted && c.onDeleted != nil {
 		c.onDeleted(env)
 	}
-	if env.StoresResult() {
+	if env.StoresResult() && env.Path == "" { // nobody asks for that of a step
 		c.store(ctx, env)
 	}
 	c.notify(env, isDeleted)

@@ -101,6 +101,11 @@ func (s *Service) Requests(ctx context.Context, stage pipeline.StageName, limit 
 
 // inFlight returns this gateway's requests that are queued or run.
 func (s *Service) inFlight(q *meshv1.InFlightQuestion) *meshv1.InFlightAnswer {
+	if asked := q.GetRequestIds(); len(asked) > 0 {
+		return &meshv1.InFlightAnswer{Gateway: string(s.settings.Gateway), RequestIds: slices.DeleteFunc(slices.Clone(asked), func(id string) bool {
+			return !s.runsGraph(pipeline.RequestID(id))
+		})}
+	}
 	var found []*envelope.Envelope
 	s.table.each(func(p *pending) {
 		if p.env != nil && (q.GetStage() == "" || slices.ContainsFunc(p.env.Route, func(h pipeline.Hop) bool { return string(h.Stage) == q.GetStage() })) {

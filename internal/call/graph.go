@@ -20,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/graph"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -49,6 +50,17 @@ type graphRun struct {
 	pieces    sync.WaitGroup
 	metadata  map[string]string
 	chunks    uint64
+
+	// seq is the number of the record, 0 for a request that ends with its gateway; started are the steps
+	// whose results it may have. resumedAt is when this gateway took the request over, zero for one of its
+	// own.
+	seq       uint64
+	started   []pipeline.RequestID
+	resumedAt time.Time
+	// lookUp ticks when the request's result is looked up, which another gateway may have stored; found
+	// is the response then.
+	lookUp <-chan time.Time
+	found  *request.Response
 }
 
 func newGraphRun(p *pipeline.Pipeline, memory *budget.Account) *graphRun {
@@ -64,14 +76,6 @@ type endedPiece struct {
 	response *request.Response
 	steps    []request.StepTiming
 	err      error
-}
-
-// checkGraph checks what only requests to pipelines with blocks cannot do, and chooses their models.
-func (s *Service) checkGraph(env *envelope.Envelope) *fault.Fault {
-	if env.Durability == pipeline.File {
-		return fault.InField(fault.NotSupported, "durability", "requests to pipelines with blocks are not kept on file by this version; use memory, or a job")
-	}
-	return s.settings.Router.Pin(env)
 }
 
 // admitGraph checks that the stages that every request needs have hosts. Each step is admitted when
@@ -113,10 +117,13 @@ func addNeeded(to map[pipeline.StepName]bool, steps []pipeline.Step) {
 // runGraph runs the blocks, and returns when no piece is left.
 func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 	g := x.graph
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer g.memory.Close()
 	defer g.pieces.Wait()
-	defer cancel()
+	defer cancel(nil)
+	if err := x.keepGraph(ctx); err != nil {
+		return nil, err
+	}
 	for _, hop := range x.env.Route {
 		g.hops[hop.Step] = hop
 	}
@@ -131,18 +138,18 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 	x.apply(ctx, m.Start(time.Now()))
 	for m.Outcome() == nil {
 		do, err := x.nextOfGraph(ctx, m)
-		if err != nil {
+		if err != nil || g.found != nil {
 			x.summarise(m)
 			if x.isCancelled() && x.env.StoresResult() {
 				x.service.cancels.store(ctx, x.env)
+				cancel(errBranchEnded)
 			}
-			return nil, err
+			return g.found, err
 		}
 		x.apply(ctx, do)
 	}
 	x.summarise(m)
-	cancel()
-	return x.endGraph(m.Outcome())
+	return x.endGraph(ctx, m.Outcome())
 }
 
 // summarise counts what became of the branches, and shortens the timeline.
@@ -181,12 +188,26 @@ func (x *call) nextOfGraph(ctx context.Context, m *graph.Machine) (graph.Actions
 		g.timers = g.timers[1:]
 		return m.Fired(id, time.Now()), nil
 	case <-x.pending.ready:
-		if e := x.pending.next(); e.fault != nil {
+		e := x.pending.next()
+		if e.fault != nil {
 			return graph.Actions{}, e.fault
 		}
+		if e.isReconnected && g.lookUp != nil {
+			g.lookUp = time.After(firstPause)
+		}
 		return graph.Actions{}, nil
+	case <-g.lookUp:
+		g.lookUp = time.After(graphLookUp)
+		var err error
+		g.found, err = x.lookUpResult(ctx)
+		return graph.Actions{}, err
 	case <-ctx.Done():
-		return graph.Actions{}, ctx.Err()
+		if g.lookUp == nil {
+			return graph.Actions{}, ctx.Err()
+		}
+		var err error
+		g.found, err = x.end(ctx)
+		return graph.Actions{}, err
 	}
 }
 
@@ -246,9 +267,14 @@ func (x *call) apply(ctx context.Context, do graph.Actions) {
 func (x *call) startNext(ctx context.Context) {
 	start, whole := x.graph.waiting[0], ctx
 	x.graph.waiting = x.graph.waiting[1:]
+	ctx, leave := context.WithCancelCause(ctx)
 	ctx, cancel := context.WithDeadline(ctx, start.Deadline)
-	x.graph.running[start.ID] = cancel
+	x.graph.running[start.ID] = func() { leave(errBranchEnded) }
+	if x.graph.seq != 0 {
+		x.graph.started = append(x.graph.started, pieceID(x.env.RequestID, start.Path))
+	}
 	x.graph.pieces.Go(func() {
+		defer leave(nil)
 		defer cancel()
 		out := x.runPiece(ctx, start)
 		x.service.pieces.Release(1)
@@ -262,13 +288,24 @@ func pieceID(request pipeline.RequestID, path string) pipeline.RequestID {
 	return pipeline.RequestID(uuid.NewSHA1(uuid.MustParse(string(request)), []byte(path)).String())
 }
 
-// runPiece runs one step. After the first steps it waits for a place in a full queue, until the deadline,
-// so that work that was done is not lost.
-func (x *call) runPiece(ctx context.Context, start graph.Start) (out endedPiece) {
+// runPiece runs one step. In a kept graph it goes on until the step has a result, or the context ends.
+func (x *call) runPiece(ctx context.Context, start graph.Start) endedPiece {
+	for {
+		out, hasResult := x.tryPiece(ctx, start)
+		if hasResult || !x.retriesPiece(out.err) || process.Sleep(ctx, outagePause) != nil {
+			return out
+		}
+	}
+}
+
+// tryPiece runs one step once, and reports whether the step has a result then. After the first steps it
+// waits for a place in a full queue, until the deadline, so that work that was done is not lost.
+func (x *call) tryPiece(ctx context.Context, start graph.Start) (out endedPiece, hasResult bool) {
 	env := *x.env
 	env.RequestID, env.Path, env.Route = pieceID(x.env.RequestID, start.Path), start.Path, []pipeline.Hop{x.graph.hops[start.Step.Name]}
 	env.Parts, env.Kept, env.Deadline, env.Timings = start.Parts, start.Kept, start.Deadline, nil
-	env.IdempotencyKey, env.StoreResult = "", false
+	env.IdempotencyKey, env.StoreResult = "", x.isKept() && x.env.StoreResult
+	env.ExecutionID = pipeline.ExecutionID(env.RequestID) // of a kept graph; others have new ones
 	var emit func(request.Chunk) error
 	if x.emit != nil && start.IsLast {
 		emit = func(c request.Chunk) error {
@@ -284,12 +321,15 @@ func (x *call) runPiece(ctx context.Context, start graph.Start) (out endedPiece)
 		service: x.service, request: incoming{Request: own, label: x.request.label}, env: &env, tenant: x.tenant, emit: emit,
 		waitForCapacity: x.waitForCapacity || !start.IsFirst, span: x.span, published: untraced, copies: copies,
 	}
-	if _, f := x.service.placeModels(&env); f != nil {
-		out.err = f
-		return out
+	response, err, isStored := x.storedPiece(ctx, piece)
+	if !isStored {
+		if _, f := x.service.placeModels(&env); f != nil {
+			out.err = f
+			return out, false
+		}
+		response, _, err = x.service.respond(ctx, piece)
+		piece.published.End()
 	}
-	response, _, err := x.service.respond(ctx, piece)
-	piece.published.End()
 	for i := range piece.steps {
 		piece.steps[i].Path = start.Path
 	}
@@ -297,11 +337,11 @@ func (x *call) runPiece(ctx context.Context, start graph.Start) (out endedPiece)
 	if err != nil {
 		out.err = deadlineFault(fault.From(err), &env).At(string(start.Step.Stage), string(start.Step.Name), "")
 	}
-	return out
+	return out, isStored || piece.progress.isFinal
 }
 
 // endGraph makes the response, and stores it where that is asked for.
-func (x *call) endGraph(o *graph.Outcome) (*request.Response, error) {
+func (x *call) endGraph(ctx context.Context, o *graph.Outcome) (*request.Response, error) {
 	g := x.graph
 	delete(g.metadata, request.Partial) // of a runner
 	for i, path := range o.Partial {    // there may be thousands of items
@@ -312,19 +352,26 @@ func (x *call) endGraph(o *graph.Outcome) (*request.Response, error) {
 		g.metadata[request.Partial] = strings.Join(slices.Compact(o.Partial), ",")
 	}
 	reply := x.env.NewReply()
-	reply.Timings, reply.Parts, reply.Fault, reply.Metadata = x.steps, o.Outputs, o.Fault, g.metadata
+	reply.Timings, reply.Parts, reply.Fault, reply.Metadata, reply.Seq = x.steps, o.Outputs, o.Fault, g.metadata, g.chunks+1
 	if o.Fault != nil {
 		reply.Parts, reply.Metadata = nil, nil
 	}
 	if x.env.StoresResult() {
-		err := x.storeGraph(reply)
+		isFirst, err := x.storeGraph(ctx, reply)
 		if errors.Is(err, bus.ErrTooLarge) {
 			o.Fault = fault.Newf(fault.OutputTooLarge, "the outputs are too large to store: %w", err)
 			reply.Parts, reply.Fault, reply.Metadata = nil, o.Fault, nil
-			err = x.storeGraph(reply)
+			isFirst, err = x.storeGraph(ctx, reply)
 		}
-		if err != nil {
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return nil, ctx.Err()
+		case err != nil:
 			return nil, fault.Newf(fault.Internal, "the result cannot be stored: %w", err)
+		case !isFirst: // another gateway's is the answer for everybody
+			if stored, err := x.service.results.Get(ctx, x.env.RequestID); err == nil {
+				return x.responseOf(stored)
+			}
 		}
 	}
 	x.progress.isFinal = true
@@ -348,15 +395,21 @@ func (x *call) endGraph(o *graph.Outcome) (*request.Response, error) {
 // storeTimeout bounds the time in which the result of a request with blocks is stored.
 const storeTimeout = 5 * time.Second
 
-// storeGraph stores a result, as hosts store the results of other requests.
-func (x *call) storeGraph(reply *envelope.Reply) error {
+// storeGraph stores a result, as hosts store the results of other requests, and reports whether it is the first.
+// If the graph is kept it tries until the context ends.
+func (x *call) storeGraph(ctx context.Context, reply *envelope.Reply) (isFirst bool, err error) {
 	message, err := x.service.results.Result(x.env.Result(reply, time.Now()))
-	if err == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
-		defer cancel()
-		_, err = x.service.bus.PublishAndWait(ctx, message)
+	if err != nil {
+		return false, err
 	}
-	return err
+	for {
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeTimeout)
+		receipt, err := x.service.bus.PublishAndWait(bounded, message)
+		cancel()
+		if err == nil || errors.Is(err, bus.ErrTooLarge) || !x.isKept() || process.Sleep(ctx, outagePause) != nil {
+			return !receipt.Duplicate, err
+		}
+	}
 }
 
 // sendEnded hands over how a piece has ended, unless nobody waits for it.

@@ -216,6 +216,9 @@ func (x *call) freesKey(f *fault.Fault) bool {
 	if !isBinding(f) && !isLeft {
 		return true
 	}
+	if x.graph != nil && x.graph.seq != 0 {
+		return false // it goes on
+	}
 	s := &x.sending
 	return !x.progress.isFinal && (s.tries == 0 || s.isUnqueued(s.awaitOutcome()))
 }

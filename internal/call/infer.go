@@ -107,7 +107,7 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 	}
 	var again *route.Shadow
 	if p.HasBlocks() {
-		f = s.checkGraph(env)
+		f = s.settings.Router.Pin(env)
 	} else {
 		again, f = s.placeModels(env)
 	}
@@ -216,14 +216,18 @@ func (s *Service) respond(ctx context.Context, x *call) (*request.Response, pipe
 
 // run makes the request. Callers may cancel it meanwhile.
 func (x *call) run(ctx context.Context) (*request.Response, error) {
-	x.mintExecution()
+	if !x.isKeptPiece() {
+		x.mintExecution()
+	}
 	x.env.Local = (*localGateway)(x.service)
 	if err := x.register(); err != nil {
 		return nil, err
 	}
 	defer x.pending.forget()
 	if x.graph != nil {
-		return x.runGraph(ctx)
+		response, err := x.runGraph(ctx)
+		x.leaveGraph(ctx)
+		return response, err
 	}
 	err := x.send()
 	var response *request.Response
@@ -374,7 +378,7 @@ func (s *Service) admit(ctx context.Context, x *call) (f *fault.Fault) {
 // readyStore returns nil where the broker can store the result of a request.
 func (s *Service) readyStore(ctx context.Context, x *call) *fault.Fault {
 	f := s.StoreFault()
-	if f == nil {
+	if f == nil && !x.isKeptPiece() { // else the request has reserved space
 		if f = s.resultsStream.Ensure(ctx); f == nil {
 			// It is about as large as the inputs. A job's is deleted soon, and a fault would hold up the jobs of all tenants.
 			var stored func()
@@ -463,6 +467,9 @@ const lastLookUp = 500 * time.Millisecond
 // end returns the response or error of a call whose context has ended.
 func (x *call) end(ctx context.Context) (*request.Response, error) {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		if cause := context.Cause(ctx); errors.Is(cause, errBranchEnded) {
+			return nil, cause
+		}
 		return nil, ctx.Err()
 	}
 	if p, known := x.sending.outcome(); known && errors.Is(p.err, bus.ErrQueueFull) {
@@ -641,6 +648,10 @@ func (x *call) handleFailedPublish(ctx context.Context) error {
 		x.publish()
 	case o.err != nil:
 		return bus.Rejection(o.err, x.env.Hop())
+	case o.receipt.Duplicate && s.tries == 1 && x.isKeptPiece():
+		// Another run of the request has sent the step, and may get the reply.
+		s.tries++
+		x.search.announce()
 	case o.receipt.Duplicate && s.tries == 1:
 		x.service.metrics.collisions.Add(ctx, 1)
 		x.mintExecution()

@@ -19,10 +19,10 @@ import (
 
 // metrics are the request path's instruments.
 type metrics struct {
-	requests, replies, collisions, cancels, keys, chunks, models, shadows, branches, rejectedStored metric.Int64Counter
-	duration, firstChunk                                                                            metric.Float64Histogram
-	labels                                                                                          labels
-	served                                                                                          served
+	requests, replies, collisions, cancels, keys, chunks, models, shadows, branches, resumed, rejectedStored metric.Int64Counter
+	duration, firstChunk                                                                                     metric.Float64Histogram
+	labels                                                                                                   labels
+	served                                                                                                   served
 }
 
 func newMetrics(s *Service) (*metrics, error) {
@@ -57,6 +57,7 @@ func newMetrics(s *Service) (*metrics, error) {
 		models:     counter("stagemesh.gateway.model_routes", "Steps of one model, by where they go: to its holder, to the host where it was placed, or to its stage's queue."),
 		shadows:    counter("stagemesh.gateway.shadow_requests", "Requests of aliases that a shadow was to run too, by stage and how the answers compare: equal, different, failed or dropped."),
 		branches:   counter("stagemesh.graph.branches", "Branches of blocks, by pipeline, path and status: done, skipped, late, failed or cancelled."),
+		resumed:    counter("stagemesh.graph.resumed", "Durable requests with blocks that this gateway took over, by pipeline."),
 		chunks:     counter("stagemesh.gateway.chunks", "Chunks handed to callers, by pipeline."),
 		firstChunk: seconds("stagemesh.gateway.first_chunk", "Time from admission to the first chunk.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
 	}

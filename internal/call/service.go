@@ -191,6 +191,7 @@ type Service struct {
 
 	// pieces bounds the steps of pipelines with blocks that run at a time.
 	pieces *semaphore.Weighted
+	graphs graphs
 
 	table *table
 	// finished has the last requests that ended.
@@ -230,9 +231,10 @@ func New(s Settings) (*Service, error) {
 			Name: "waits for results or loads", Key: "gateway.max_in_flight, of which they are a quarter; ask without a wait",
 		}),
 		pieces:      semaphore.NewWeighted(int64(piecesPerCall * s.MaxInFlight)),
-		table:       newTable(tableLimits{calls: (1+piecesPerCall)*s.MaxInFlight + maxShadows, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
+		table:       newTable(tableLimits{calls: (2+piecesPerCall)*s.MaxInFlight + maxShadows, replies: streamReplies, bytes: streamBytes, shared: streamsBytes}),
 		activations: newActivations(s.Activation),
 		finished:    explain.NewRing(), shadows: newTasks(maxShadows), shadowBytes: budget.NewPool(budget.Settings{Limit: maxShadowBytes}),
+		graphs: graphs{resumed: newTasks(s.MaxInFlight), ends: newTasks(s.MaxInFlight)},
 	}
 	var err error
 	if out.metrics, err = newMetrics(out); err == nil {
@@ -283,6 +285,7 @@ func (s *Service) Start(b *bus.Bus) error {
 	s.watches.Go(func() { s.watchClock(ctx, b.Reconnects()) })
 	if hasBroker {
 		s.watches.Go(func() { s.watchStore(ctx) })
+		s.watches.Go(func() { s.watchGraphs(ctx) })
 	}
 	s.watches.Go(func() { s.watchDeadlines(ctx) })
 	return nil
@@ -295,11 +298,13 @@ func (s *Service) Start(b *bus.Bus) error {
 func (s *Service) Stop(ctx context.Context) error {
 	s.limiter.Close()
 	s.shadows.stop(0)
+	s.graphs.resumed.stop(0) // another gateway goes on
 	err := s.limiter.AwaitIdle(ctx)
 	if err != nil {
 		err = errors.Join(context.Cause(ctx), s.failPending())
 	}
 	s.cancels.running.stop(cancelTimeout)
+	s.graphs.ends.stop(storeTimeout)
 	s.keys.stop()
 	s.stopWatch()
 	s.watches.Wait()

@@ -315,10 +315,6 @@ func TestRequestsWithBlocksAreRequests(t *testing.T) {
 				t.Errorf("stored is %+v, %v", stored, err)
 			}
 		})
-		t.Run("durable", func(t *testing.T) {
-			a := ask(request.Request{Pipeline: "answers", Durability: pipeline.File})
-			a.checkFault(t, fault.NotSupported)
-		})
 		t.Run("no host", func(t *testing.T) {
 			a := ask(request.Request{Pipeline: "lacks"})
 			a.checkFault(t, fault.NoCapacity)

@@ -26,7 +26,7 @@ const blocks = `[
 ]`
 
 // Hosts are killed, drained and started again while requests pass blocks, and gateways restarted: each
-// request has its answer, once.
+// request has its answer, once. Durable ones have it too when gateways and the broker are killed.
 func TestBlocksSurviveTheirHosts(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -38,4 +38,14 @@ func TestBlocksSurviveTheirHosts(t *testing.T) {
 	l := f.load(loadSpec{pipeline: "graph", inFlight: 32, every: 4 * time.Millisecond, through: perRequest})
 	m.failInTurn(l, 250)
 	l.finish().checkAllRight(t)
+
+	d := f.load(loadSpec{pipeline: "graph", durable: true, keyed: true, prefix: "durable-", inFlight: 16, every: 10 * time.Millisecond, through: perRequest})
+	for turn := range pick(3, 60) {
+		d.flow(50)
+		killed := []*member{m.gateways[turn/3%2], f.broker, m.hosts[turn/3%len(m.hosts)]}[turn%3]
+		killed.Kill()
+		killed.start()
+	}
+	d.flow(50)
+	d.finish().checkAllRight(t)
 }

@@ -435,7 +435,10 @@ type InFlightQuestion struct {
 	// Only requests whose route passes this stage; empty means all.
 	Stage string `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
 	// The most requests in an answer, the oldest.
-	Limit         uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	Limit uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Which of these requests a gateway runs: it answers with their IDs alone, and hosts do not
+	// answer. Empty means all.
+	RequestIds    []string `protobuf:"bytes,3,rep,name=request_ids,json=requestIds,proto3" json:"request_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -484,13 +487,22 @@ func (x *InFlightQuestion) GetLimit() uint32 {
 	return 0
 }
 
+func (x *InFlightQuestion) GetRequestIds() []string {
+	if x != nil {
+		return x.RequestIds
+	}
+	return nil
+}
+
 // InFlightAnswer has the requests in flight of a gateway, or those that a host holds.
 type InFlightAnswer struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Reports []*RequestReport       `protobuf:"bytes,1,rep,name=reports,proto3" json:"reports,omitempty"`
 	// Which gateway answers, and how many it has, in the answer or not; unset by hosts.
-	Gateway       string `protobuf:"bytes,2,opt,name=gateway,proto3" json:"gateway,omitempty"`
-	Total         uint64 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
+	Gateway string `protobuf:"bytes,2,opt,name=gateway,proto3" json:"gateway,omitempty"`
+	Total   uint64 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
+	// Those of the question that it runs.
+	RequestIds    []string `protobuf:"bytes,4,rep,name=request_ids,json=requestIds,proto3" json:"request_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -544,6 +556,13 @@ func (x *InFlightAnswer) GetTotal() uint64 {
 		return x.Total
 	}
 	return 0
+}
+
+func (x *InFlightAnswer) GetRequestIds() []string {
+	if x != nil {
+		return x.RequestIds
+	}
+	return nil
 }
 
 type ExplainAnswer struct {
@@ -641,14 +660,18 @@ const file_stagemesh_mesh_v1_report_proto_rawDesc = "" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
-	"\x05items\x18\x05 \x01(\x04R\x05items\">\n" +
+	"\x05items\x18\x05 \x01(\x04R\x05items\"_\n" +
 	"\x10InFlightQuestion\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\rR\x05limit\"|\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x1f\n" +
+	"\vrequest_ids\x18\x03 \x03(\tR\n" +
+	"requestIds\"\x9d\x01\n" +
 	"\x0eInFlightAnswer\x12:\n" +
 	"\areports\x18\x01 \x03(\v2 .stagemesh.mesh.v1.RequestReportR\areports\x12\x18\n" +
 	"\agateway\x18\x02 \x01(\tR\agateway\x12\x14\n" +
-	"\x05total\x18\x03 \x01(\x04R\x05total\"\x8e\x01\n" +
+	"\x05total\x18\x03 \x01(\x04R\x05total\x12\x1f\n" +
+	"\vrequest_ids\x18\x04 \x03(\tR\n" +
+	"requestIds\"\x8e\x01\n" +
 	"\rExplainAnswer\x128\n" +
 	"\x06report\x18\x01 \x01(\v2 .stagemesh.mesh.v1.RequestReportR\x06report\x12C\n" +
 	"\x0fremembers_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x0eremembersSince*\xab\x01\n" +
