@@ -33,12 +33,13 @@ type Results struct {
 // resultSpare keeps a tenth of the space for the results of requests in flight.
 const resultSpare = 10
 
-// resultVersion is the least version of the stream: the first one had no records of requests with blocks.
-const resultVersion = 2
+// resultForms raises the versions of operators by the forms that the stream had before: one without records
+// of requests with blocks.
+const resultForms = 1
 
 // NewResults returns the store of results. It makes no call to the broker.
 func NewResults(b *bus.Bus, s Settings) *Results {
-	s.Version = max(s.Version, resultVersion)
+	s.Version = max(1, s.Version) + resultForms
 	r := &Results{stream: newStream(b, "results", b.ResultStream(), b.Results(), s, Settings{Retention: DefaultResultRetention, MaxBytes: DefaultMaxBytes})}
 	r.config.Description, r.Share = "Final replies, and durable requests with blocks that have none yet", r.newShare("results.max_bytes and results.retention", fault.Overloaded)
 	r.Share.spare = resultSpare
