@@ -79,6 +79,7 @@ JAEGER_BIN  := $(call tool_dir,jaeger)
 PROMETHEUS_BIN := $(call tool_dir,prometheus)
 AUDIT_BIN   := $(call tool_dir,audit)
 RELEASE_BIN := $(call tool_dir,release)
+DOCKER_BIN  := $(call tool_dir,docker)
 STACK_TOOLS := $(CONSUL_BIN)/.built $(JAEGER_BIN)/.built $(PROMETHEUS_BIN)/.built
 
 # $(1): name of an environment, $(2): its interpreter, which may be missing, $(3): its requirements.
@@ -130,6 +131,8 @@ $(eval $(call tool_rule,consul,$(CONSUL_BIN)))
 $(eval $(call tool_rule,jaeger,$(JAEGER_BIN)))
 $(eval $(call tool_rule,audit,$(AUDIT_BIN)))
 $(eval $(call tool_rule,release,$(RELEASE_BIN)))
+# Compose asks buildx for its version.
+$(eval $(call tool_rule,docker,$(DOCKER_BIN),-ldflags=-X=github.com/docker/buildx/version.Version=$(shell sed -n 's:.*docker/buildx \(v[^ ]*\).*:\1:p' tools/docker/go.mod)))
 # Prometheus finds its targets in Consul. Its other ways, which Kubernetes and clouds have, take minutes to build.
 consul_only := -tags remove_all_sd,enable_consul_sd
 $(eval $(call tool_rule,prometheus,$(PROMETHEUS_BIN),$(consul_only)))
@@ -296,6 +299,10 @@ stack-programs: $(STACK_TOOLS) bin/stagemesh ## Build what the stack runs and pr
 	@CGO_ENABLED=0 go build -o bin/nats github.com/nats-io/nats-server/v2
 	@printf '%s\n' "$(CURDIR)/bin/stagemesh" "$(CURDIR)/bin/nats" $(CONSUL_BIN)/consul $(JAEGER_BIN)/jaeger $(PROMETHEUS_BIN)/prometheus $(PROMETHEUS_BIN)/promtool
 
+.PHONY: docker-tools
+docker-tools: $(DOCKER_BIN)/.built ## Build Compose and buildx for tests and print their paths (minutes, the first time)
+	@printf '%s\n' $(DOCKER_BIN)/cmd $(DOCKER_BIN)/buildx
+
 .PHONY: clients
 clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Install the clients of other servers for tests and print where they are
 	@printf '%s\n' $(CLIENTS_PYTHON)/bin/python $(CLIENTS_NODE)/node_modules $(GRPCURL_BIN)/grpcurl $(H2SPEC_BIN)/h2spec
@@ -366,7 +373,15 @@ test-fleet: $(CONSUL_BIN)/.built ## Kill, pause and restart the processes of a m
 .PHONY: test-stack
 test-stack: $(STACK_TOOLS) ## Check the compose files and the alerts, and run the stack: digits, targets, scaling, dashboards
 	@echo "== test the stack"
-	@go test -vet=off -count=1 $(STACK)
+	@go test -vet=off -count=1 -skip '^TestDocker' $(STACK)
+
+.PHONY: test-docker
+test-docker: ## Run the compose files on a Docker engine of its own; needs root on Linux
+	@lack=$$(.ci/docker) || { echo "test-docker cannot run here: $$lack" >&2; exit 1; }
+	@$(MAKE) --no-print-directory bin/stagemesh $(CONSUL_BIN)/.built $(DOCKER_BIN)/.built
+	@CGO_ENABLED=0 go build -o bin/nats github.com/nats-io/nats-server/v2
+	@echo "== test on Docker"
+	@go test -vet=off -count=1 -run '^TestDocker' $(STACK)
 
 .PHONY: test-traces
 test-traces: $(JAEGER_BIN)/.built ## Check the traces that a real Jaeger gets
