@@ -184,7 +184,7 @@ func (m *Membership) Hosts() []Host {
 	m.noteDead(now)
 	out := make([]Host, 0, len(m.hosts))
 	for _, h := range m.hosts {
-		if alive := h.deadSince.IsZero(); alive || !(h.isOld && m.knowsInstances(h)) && now.Sub(h.deadSince) < deadVisible {
+		if alive := h.deadSince.IsZero(); alive || !m.isLeftover(h) && now.Sub(h.deadSince) < deadVisible {
 			out = append(out, Host{Record: h.record, Alive: alive})
 		}
 	}
@@ -194,11 +194,11 @@ func (m *Membership) Hosts() []Host {
 	return out
 }
 
-// knowsInstances reports whether the instances of the host's stage have been received; the caller
-// holds the lock.
-func (m *Membership) knowsInstances(h *knownHost) bool {
+// isLeftover reports whether the record was there before this process and its host is not among the
+// stage's instances, once these have been received; the caller holds the lock.
+func (m *Membership) isLeftover(h *knownHost) bool {
 	stage := m.stages[h.record.GetStage()]
-	return stage != nil && stage.alive != nil
+	return h.isOld && stage != nil && stage.alive != nil
 }
 
 // noteDead updates which hosts are alive; the caller holds the lock.

@@ -46,15 +46,7 @@ func startEngine(t *testing.T) *engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	folder, err := os.MkdirTemp("", "stagemesh-docker-") // a socket's path is short
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(folder); err != nil {
-			t.Error(err)
-		}
-	})
+	folder := t.TempDir()
 	socket, plugins := "unix://"+folder+"/docker.sock", filepath.Join(folder, "config", "cli-plugins")
 	e := &engine{t: t, compose: tools[0], env: append(os.Environ(), "DOCKER_HOST="+socket, "DOCKER_CONFIG="+filepath.Join(folder, "config"), "DOCKER_BUILDKIT=1", "COMPOSE_PROFILES=", "COMPOSE_ANSI=never")}
 	if e.client, err = exec.LookPath("docker"); err != nil {
