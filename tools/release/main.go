@@ -257,11 +257,12 @@ func (r *release) licences(ctx context.Context) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// writeSBOM writes the bill of materials of the program in CycloneDX.
+// writeSBOM writes the bill of materials of the program for Linux on amd64 in CycloneDX.
 func (r *release) writeSBOM(ctx context.Context) error {
 	r.log("SBOM")
 	path := filepath.Join(r.work, "sbom.json")
-	if _, err := r.output(ctx, []string{"GOOS=linux", "GOARCH=amd64"}, r.sbom, "app", "-json", "-licenses", "-std", "-noserial", "-main", "services/cmd/stagemesh", "-output", path, "."); err != nil {
+	program := filepath.Join(r.work, "linux-amd64", "stagemesh")
+	if _, err := r.output(ctx, nil, r.sbom, "bin", "-json", "-licenses", "-std", "-noserial", "-version", r.version, "-output", path, program); err != nil {
 		return err
 	}
 	text, err := os.ReadFile(path)
