@@ -83,6 +83,8 @@ type Traffic interface {
 	// PipelineReady returns nil when every stage of a pipeline has a host, for durable requests too if
 	// alsoFile is true.
 	PipelineReady(ctx context.Context, name string, alsoFile bool) error
+	// FanFactors returns how many items the maps of a pipeline have for a request, by their paths.
+	FanFactors(name pipeline.Name) map[string]float64
 	// MaxPayload bounds the inputs of a request to the gateway, in bytes.
 	MaxPayload() int
 	// Stage reports whether a stage has a host, and the state of its queues.

@@ -3,6 +3,8 @@ package adminapi
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -82,6 +84,10 @@ func (h *handler) status(ctx context.Context, e pipelines.Entry) *adminv1.Pipeli
 	}
 	if e.Revision != 0 {
 		out.AppliedAt = timestamppb.New(e.AppliedAt)
+	}
+	factors := h.Traffic.FanFactors(e.Pipeline.Name)
+	for _, path := range slices.Sorted(maps.Keys(factors)) {
+		out.Maps = append(out.Maps, &adminv1.MapStatus{Path: path, Items: factors[path]})
 	}
 	err := h.Traffic.PipelineReady(ctx, string(e.Pipeline.Name), true)
 	if out.Ready = err == nil; !out.GetReady() {

@@ -137,6 +137,8 @@ func (t traffic) Explain(context.Context, string) (*meshv1.RequestReport, error)
 	return t.report, nil
 }
 
+func (t traffic) FanFactors(pipeline.Name) map[string]float64 { return nil }
+
 func (t traffic) PipelineReady(_ context.Context, name string, _ bool) error {
 	if name == "ready" {
 		return nil

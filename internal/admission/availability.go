@@ -459,12 +459,44 @@ func (a *Availability) checkQueuesLocked(env *envelope.Envelope, tenant string) 
 	if left <= 0 {
 		return slowest, nil // the call ends by its deadline
 	}
-	if late := total - time.Duration(maxWaitShare*float64(left)); late > 0 {
-		f := fault.Newf(fault.Overloaded, "there is about %s of work ahead of the request, most of it at stage %s, and it has %s left",
-			total.Round(time.Millisecond), slowestHop.Stage, left.Round(time.Millisecond))
-		return nil, at(f, slowestHop).WithRetryAfter(spread(late))
+	if f := tooLate(total, left, slowestHop); f != nil {
+		return nil, f
 	}
 	return slowest, nil
+}
+
+// tooLate returns why a request with so much time left is rejected for the work ahead of it, most of which
+// is at the hop; nil where it is not.
+func tooLate(work, left time.Duration, hop *pipeline.Hop) *fault.Fault {
+	late := work - time.Duration(maxWaitShare*float64(left))
+	if late <= 0 {
+		return nil
+	}
+	f := fault.Newf(fault.Overloaded, "there is about %s of work ahead of the request, most of it at stage %s, and it has %s left",
+		work.Round(time.Millisecond), hop.Stage, left.Round(time.Millisecond))
+	return at(f, hop).WithRetryAfter(spread(late))
+}
+
+// WaitOf returns how long the last of so many items of a request will be with the stage of a hop, 0 where
+// that is not known.
+func (a *Availability) WaitOf(hop *pipeline.Hop, env *envelope.Envelope, items float64) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now, e := time.Now(), &a.queueLocked(queueKey{hop.Queue(), env.Durability}).estimate
+	wait, known := e.wait(env.Class(), now)
+	if rate, _ := e.rate(now); known && items > 1 {
+		wait += durationOf((items - 1) / (rate * e.useful()))
+	}
+	return wait
+}
+
+// CheckWork rejects a request for the work ahead of it, most of which is at the hop, as Admit does.
+func (a *Availability) CheckWork(env *envelope.Envelope, work time.Duration, hop *pipeline.Hop) *fault.Fault {
+	left := time.Until(env.Deadline)
+	if left <= 0 {
+		return nil // the call ends by its deadline
+	}
+	return tooLate(work, left, hop)
 }
 
 // Wait returns how long an item of the lowest class will be in the queues of a stage, 0 where

@@ -61,7 +61,7 @@ func (s *Service) Explain(ctx context.Context, requestID string) (*meshv1.Reques
 			return nil, store.Unavailable(err).WithMetadata(requestIDKey, string(id))
 		}
 		report = r.Report()
-	case !isFinished(report):
+	case !isFinished(report) && len(report.GetBranches()) == 0:
 		s.addQueues(ctx, report)
 	case report.GetFault() != nil && len(report.GetSteps()) == 0:
 		// A durable request outlives its caller, and its gateway.
@@ -202,8 +202,13 @@ func isFinished(r *meshv1.RequestReport) bool { return r != nil && r.GetSource()
 func (s *Service) answerOf(id pipeline.RequestID) *meshv1.ExplainAnswer {
 	out := &meshv1.ExplainAnswer{Report: s.finished.Find(id), RemembersSince: timestamppb.New(s.finished.RemembersSince())}
 	if out.GetReport() == nil {
-		if env := s.table.find(id); env != nil {
-			out.Report = env.Report(inFlight)
+		if p := s.table.find(id); p != nil {
+			out.Report = p.env.Report(inFlight)
+			if p.graph != nil {
+				for _, b := range p.graph.ask() {
+					out.Report.Branches = append(out.Report.Branches, b.ToProto())
+				}
+			}
 		}
 	}
 	if out.GetReport() != nil {
@@ -238,6 +243,9 @@ func merge(a, b *meshv1.RequestReport) *meshv1.RequestReport {
 		a, b = b, a
 	}
 	a.Holders = append(a.GetHolders(), b.GetHolders()...)
+	if len(a.GetBranches()) == 0 {
+		a.Branches = b.GetBranches()
+	}
 	a.IdempotencyKey = cmp.Or(a.GetIdempotencyKey(), b.GetIdempotencyKey())
 	return a
 }

@@ -11,8 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 
@@ -61,12 +60,20 @@ type graphRun struct {
 	// is the response then.
 	lookUp <-chan time.Time
 	found  *request.Response
+	// branches are those of the timeline. spans are of the blocks and branches that run, traced is how many have ended.
+	branches []envelope.Branch
+	spans    map[string]trace.Span
+	traced   int
+	// questions are for what runs, until over is closed.
+	questions chan chan []envelope.Branch
+	over      chan struct{}
 }
 
 func newGraphRun(p *pipeline.Pipeline, memory *budget.Account) *graphRun {
 	return &graphRun{
 		pipeline: p, memory: memory.Part(), hops: map[pipeline.StepName]pipeline.Hop{}, running: map[int]context.CancelFunc{},
 		ended: make(chan endedPiece), places: make(chan struct{}), metadata: map[string]string{},
+		questions: make(chan chan []envelope.Branch), over: make(chan struct{}),
 	}
 }
 
@@ -87,6 +94,9 @@ func (s *Service) admitGraph(ctx context.Context, x *call) *fault.Fault {
 	var f *fault.Fault
 	if len(route) > 0 {
 		f = s.availability.CheckHosts(ctx, route, x.env.Durability)
+	}
+	if f == nil && !x.waitForCapacity {
+		f = s.checkWork(x)
 	}
 	if f == nil {
 		f = s.checkClock()
@@ -121,6 +131,7 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 	defer g.memory.Close()
 	defer g.pieces.Wait()
 	defer cancel(nil)
+	defer close(g.over)
 	if err := x.keepGraph(ctx); err != nil {
 		return nil, err
 	}
@@ -132,11 +143,12 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 		specs = x.service.settings.Specs()
 	}
 	m := graph.New(g.pipeline, graph.Request{
-		ID: x.env.RequestID, Tenant: x.env.Tenant, Inputs: x.env.Parts, Parameters: x.request.Parameters, Metadata: x.request.Metadata, Deadline: x.env.Deadline,
+		ID: x.env.RequestID, Tenant: x.env.Tenant, Inputs: x.env.Parts, Parameters: x.request.Parameters, Metadata: x.request.Metadata, Deadline: x.env.Deadline, IsComplete: x.request.IsComplete,
 		Spec: func(stage pipeline.StageName) *stagev1.Spec { return specs[string(stage)] },
 	})
 	x.apply(ctx, m.Start(time.Now()))
 	for m.Outcome() == nil {
+		x.traceBranches(m)
 		do, err := x.nextOfGraph(ctx, m)
 		if err != nil || g.found != nil {
 			x.summarise(m)
@@ -154,12 +166,14 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 
 // summarise counts what became of the branches, and shortens the timeline.
 func (x *call) summarise(m *graph.Machine) {
-	x.steps = summed(x.steps)
-	if o := m.Outcome(); o != nil {
-		for _, b := range o.Branches {
-			x.service.metrics.branch(string(x.env.Pipeline), withoutIndices(b.Path), string(b.Status))
-		}
+	x.steps, x.graph.branches = summed(x.steps), x.branchesOf(m)
+	x.traceBranches(m)
+	x.endSpans("", time.Now())
+	if m.Outcome() == nil {
+		return
 	}
+	x.service.fans.learn(x.env.Pipeline, m.Branches())
+	x.service.metrics.countBranches(x.env.Pipeline, m.Branches())
 }
 
 // nextOfGraph waits for what happens next, and returns what to do.
@@ -182,6 +196,9 @@ func (x *call) nextOfGraph(ctx context.Context, m *graph.Machine) (graph.Actions
 			return graph.Actions{}, nil
 		}
 		x.startNext(ctx)
+		return graph.Actions{}, nil
+	case answer := <-g.questions:
+		answer <- x.view(m)
 		return graph.Actions{}, nil
 	case <-due:
 		id := g.timers[0].ID
@@ -273,10 +290,11 @@ func (x *call) startNext(ctx context.Context) {
 	if x.graph.seq != 0 {
 		x.graph.started = append(x.graph.started, pieceID(x.env.RequestID, start.Path))
 	}
+	span := x.spanOf(parentPath(start.Path), time.Now())
 	x.graph.pieces.Go(func() {
 		defer leave(nil)
 		defer cancel()
-		out := x.runPiece(ctx, start)
+		out := x.runPiece(ctx, start, span)
 		x.service.pieces.Release(1)
 		out.id = start.ID
 		x.graph.sendEnded(whole, out)
@@ -289,9 +307,9 @@ func pieceID(request pipeline.RequestID, path string) pipeline.RequestID {
 }
 
 // runPiece runs one step. In a kept graph it goes on until the step has a result, or the context ends.
-func (x *call) runPiece(ctx context.Context, start graph.Start) endedPiece {
+func (x *call) runPiece(ctx context.Context, start graph.Start, span trace.Span) endedPiece {
 	for {
-		out, hasResult := x.tryPiece(ctx, start)
+		out, hasResult := x.tryPiece(ctx, start, span)
 		if hasResult || !x.retriesPiece(out.err) || process.Sleep(ctx, outagePause) != nil {
 			return out
 		}
@@ -300,7 +318,7 @@ func (x *call) runPiece(ctx context.Context, start graph.Start) endedPiece {
 
 // tryPiece runs one step once, and reports whether the step has a result then. After the first steps it
 // waits for a place in a full queue, until the deadline, so that work that was done is not lost.
-func (x *call) tryPiece(ctx context.Context, start graph.Start) (out endedPiece, hasResult bool) {
+func (x *call) tryPiece(ctx context.Context, start graph.Start, span trace.Span) (out endedPiece, hasResult bool) {
 	env := *x.env
 	env.RequestID, env.Path, env.Route = pieceID(x.env.RequestID, start.Path), start.Path, []pipeline.Hop{x.graph.hops[start.Step.Name]}
 	env.Parts, env.Kept, env.Deadline, env.Timings = start.Parts, start.Kept, start.Deadline, nil
@@ -319,7 +337,7 @@ func (x *call) tryPiece(ctx context.Context, start graph.Start) (out endedPiece,
 	own := &request.Request{Pipeline: x.request.Pipeline, ByModel: x.request.ByModel, LossyChunks: x.request.LossyChunks, Trace: x.request.Trace, Origin: x.request.Origin}
 	piece := &call{
 		service: x.service, request: incoming{Request: own, label: x.request.label}, env: &env, tenant: x.tenant, emit: emit,
-		waitForCapacity: x.waitForCapacity || !start.IsFirst, span: x.span, published: untraced, copies: copies,
+		waitForCapacity: x.waitForCapacity || !start.IsFirst, span: span, published: untraced, copies: copies,
 	}
 	response, err, isStored := x.storedPiece(ctx, piece)
 	if !isStored {
@@ -388,7 +406,7 @@ func (x *call) endGraph(ctx context.Context, o *graph.Outcome) (*request.Respons
 	}
 	return &request.Response{
 		RequestID: string(x.env.RequestID), Pipeline: string(x.env.Pipeline), Outputs: outputs, Metadata: g.metadata,
-		Timeline: request.Timeline{Steps: x.steps}, Chunks: g.chunks,
+		Timeline: request.Timeline{Steps: x.steps, Branches: g.branches}, Chunks: g.chunks,
 	}, nil
 }
 
@@ -461,10 +479,4 @@ func withoutIndices(path string) string {
 		}
 		_, rest, _ = strings.Cut(after, "]")
 	}
-}
-
-// branch counts what became of a branch of a block.
-func (m *metrics) branch(pipeline, path, status string) {
-	m.branches.Add(context.Background(), 1, metric.WithAttributeSet(attribute.NewSet(
-		attribute.String("pipeline", pipeline), attribute.String("branch", path), attribute.String("status", status))))
 }

@@ -330,6 +330,9 @@ func digest(r *request.Request) envelope.Digest {
 	for _, key := range slices.Sorted(maps.Keys(r.Metadata)) {
 		d.texts(key, r.Metadata[key])
 	}
+	if r.IsComplete {
+		d.texts("complete")
+	}
 	return envelope.Digest(d.hash.Sum(nil))
 }
 

@@ -146,7 +146,7 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 		x.remember(id, took, f, s.tracer.keep(x, f, took))
 		s.tap(x, &p, nil, f, took)
 		if r.StoreResult {
-			return &request.Response{Timeline: request.Timeline{Total: took, Steps: x.steps}}, f
+			return &request.Response{Timeline: request.Timeline{Total: took, Steps: x.steps, Branches: x.branches()}}, f
 		}
 		return nil, f
 	}
@@ -184,14 +184,22 @@ func isDocument(p payload.Part) bool {
 // call with the response of another request, whose key it has, is none of its own.
 func (x *call) remember(id pipeline.RequestID, took time.Duration, f *fault.Fault, kept trace.Span) {
 	if id == x.env.RequestID {
-		x.service.finished.Add(x.env, x.steps, took, f, cmp.Or(traceID(x.span), traceID(kept), x.env.Trace.ID()))
+		x.service.finished.Add(x.env, x.steps, x.branches(), took, f, cmp.Or(traceID(x.span), traceID(kept), x.env.Trace.ID()))
 	}
+}
+
+// branches returns the blocks and branches of the timeline; none without blocks.
+func (x *call) branches() []envelope.Branch {
+	if x.graph == nil {
+		return nil
+	}
+	return x.graph.branches
 }
 
 // reject ends a request that has no envelope yet.
 func (s *Service) reject(id pipeline.RequestID, r *request.Request, f *fault.Fault, span trace.Span, begin time.Time) *fault.Fault {
 	s.finished.Add(&envelope.Envelope{RequestID: id, Pipeline: pipeline.Name(r.Pipeline), Gateway: s.settings.Gateway, AdmittedAt: begin},
-		nil, time.Since(begin), f, cmp.Or(traceID(span), r.Trace.ID()))
+		nil, nil, time.Since(begin), f, cmp.Or(traceID(span), r.Trace.ID()))
 	return s.logFailure(id, r, f, span)
 }
 
@@ -392,7 +400,7 @@ func (s *Service) readyStore(ctx context.Context, x *call) *fault.Fault {
 
 // register makes the call pending under its execution.
 func (x *call) register() error {
-	x.pending = &pending{execution: x.env.ExecutionID, env: x.env, isLossy: x.request.LossyChunks}
+	x.pending = &pending{execution: x.env.ExecutionID, env: x.env, graph: x.graph, isLossy: x.request.LossyChunks}
 	if err := x.service.table.register(x.pending); err != nil {
 		if f, ok := errors.AsType[*fault.Fault](err); ok {
 			return f

@@ -20,7 +20,7 @@ import (
 // metrics are the request path's instruments.
 type metrics struct {
 	requests, replies, collisions, cancels, keys, chunks, models, shadows, branches, resumed, rejectedStored metric.Int64Counter
-	duration, firstChunk                                                                                     metric.Float64Histogram
+	duration, firstChunk, joinWait                                                                           metric.Float64Histogram
 	labels                                                                                                   labels
 	served                                                                                                   served
 }
@@ -61,6 +61,13 @@ func newMetrics(s *Service) (*metrics, error) {
 		chunks:     counter("stagemesh.gateway.chunks", "Chunks handed to callers, by pipeline."),
 		firstChunk: seconds("stagemesh.gateway.first_chunk", "Time from admission to the first chunk.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
 	}
+	m.joinWait = seconds("stagemesh.graph.join_wait", "Time from the end of the first branch of a parallel block to the end of the block.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30)
+	_, mapErr := s.settings.Meter.Float64ObservableGauge("stagemesh.graph.map_items", metric.WithDescription("Items that a map has for a request, by pipeline and path: the moving mean of the last ones."),
+		metric.WithFloat64Callback(func(_ context.Context, o metric.Float64Observer) error {
+			s.fans.observe(o)
+			return nil
+		}))
+	errs = append(errs, mapErr)
 	m.rejectedStored = counter("stagemesh.gateway.rejected_stored", "Requests, jobs, files and batches rejected because their tenant keeps too much in a stream of the broker.")
 	_, err := s.settings.Meter.Int64ObservableGauge("stagemesh.gateway.tenant_stored", metric.WithUnit("By"), metric.WithDescription("Bytes that each tenant keeps in a stream of the broker, by the last count while it is seven eighths full."),
 		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {

@@ -84,6 +84,8 @@ type pending struct {
 	execution pipeline.ExecutionID
 	env       *envelope.Envelope
 	table     *table
+	// graph is nil where the pipeline has no blocks.
+	graph *graphRun
 	// isLossy calls miss chunks that they leave no space for.
 	isLossy bool
 	// ready holds a value while next has something.
@@ -234,14 +236,11 @@ func (t *table) cancel(id pipeline.RequestID, tenant string, f *fault.Fault) boo
 	return true
 }
 
-// find returns the envelope of a pending request, nil where it is none.
-func (t *table) find(id pipeline.RequestID) *envelope.Envelope {
+// find returns a pending request, nil where it is none.
+func (t *table) find(id pipeline.RequestID) *pending {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if p := t.requests[id]; p != nil {
-		return p.env
-	}
-	return nil
+	return t.requests[id]
 }
 
 // close fails all calls that have a request, and those to come, by the fault.

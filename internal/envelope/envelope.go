@@ -523,6 +523,43 @@ func (t StepTiming) modelWait() *durationpb.Duration {
 	return durationpb.New(t.ModelWait)
 }
 
+// Branch is what became of a block of a request's pipeline, or of a branch of one.
+type Branch struct {
+	// Path is where it stands, without the indices of items. Block is the kind of a block; empty for
+	// a branch.
+	Path, Block string
+	Status      string
+	// Why is the value that decided, or the reason of its fault.
+	Why string
+	// Began is from the request's admission.
+	Began, Took time.Duration
+	// Count is how many there were in the items of a map; else 0.
+	Count uint32
+	// Items are those of a map, of which Failed failed; ItemP50 and ItemMax are how long they took.
+	Items, Failed    uint32
+	ItemP50, ItemMax time.Duration
+}
+
+// ToProto converts the branch to its protobuf message.
+func (b Branch) ToProto() *inferencev1.BranchTiming {
+	out := &inferencev1.BranchTiming{
+		Path: b.Path, Block: b.Block, Status: b.Status, Why: b.Why, Began: durationpb.New(b.Began), Took: durationpb.New(b.Took),
+		Count: b.Count, Items: b.Items, Failed: b.Failed,
+	}
+	if b.Items > 0 {
+		out.ItemP50, out.ItemMax = durationpb.New(b.ItemP50), durationpb.New(b.ItemMax)
+	}
+	return out
+}
+
+// BranchFromProto converts a branch from its protobuf message.
+func BranchFromProto(b *inferencev1.BranchTiming) Branch {
+	return Branch{
+		Path: b.GetPath(), Block: b.GetBlock(), Status: b.GetStatus(), Why: b.GetWhy(), Began: b.GetBegan().AsDuration(), Took: b.GetTook().AsDuration(),
+		Count: b.GetCount(), Items: b.GetItems(), Failed: b.GetFailed(), ItemP50: b.GetItemP50().AsDuration(), ItemMax: b.GetItemMax().AsDuration(),
+	}
+}
+
 // codeTimings codes field n as a list of inference.proto's StepTiming.
 func codeTimings(c *wire.Coder, n uint32, timings *[]StepTiming) {
 	for i, end := wire.Elements(c, n, timings, pipeline.MaxSteps); i < end; i++ {

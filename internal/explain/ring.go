@@ -68,8 +68,9 @@ type Ring struct {
 type record struct {
 	// Envelope has what a report takes of one, and its ExecutionID while it is in late.
 	envelope.Envelope
-	traceID string
-	total   time.Duration
+	branches []envelope.Branch
+	traceID  string
+	total    time.Duration
 	// fault is an encoded mesh.v1.Fault; nil for success.
 	fault []byte
 	// weight orders the slowest.
@@ -79,9 +80,12 @@ type record struct {
 const (
 	recordBytes = int(unsafe.Sizeof(record{})) + 128 // and its texts
 	stepBytes   = int(unsafe.Sizeof(envelope.StepTiming{}))
+	branchBytes = int(unsafe.Sizeof(envelope.Branch{})) + maxName // and its value
 )
 
-func (r *record) bytes() int { return recordBytes + stepBytes*cap(r.Timings) + cap(r.fault) }
+func (r *record) bytes() int {
+	return recordBytes + stepBytes*cap(r.Timings) + branchBytes*cap(r.branches) + cap(r.fault)
+}
 
 // section is a bounded part of the records.
 type section struct {
@@ -113,9 +117,9 @@ func newRing(records, bytes int) *Ring {
 	return &Ring{since: time.Now(), recent: recent, failed: part, slow: part, late: map[pipeline.ExecutionID]*record{}, names: map[string]string{}}
 }
 
-// Add records a request that ended after that time: with the steps that hosts reported, a
-// fault or nil, and the ID of its trace, if it has one.
-func (r *Ring) Add(e *envelope.Envelope, steps []envelope.StepTiming, total time.Duration, f *fault.Fault, traceID string) {
+// Add records a request that ended after that time: with the steps that hosts reported, the branches of
+// its blocks, a fault or nil, and the ID of its trace, if it has one.
+func (r *Ring) Add(e *envelope.Envelope, steps []envelope.StepTiming, branches []envelope.Branch, total time.Duration, f *fault.Fault, traceID string) {
 	encoded := encode(f)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -133,6 +137,11 @@ func (r *Ring) Add(e *envelope.Envelope, steps []envelope.StepTiming, total time
 		r.late[one.ExecutionID] = one
 	}
 	r.setSteps(one, steps)
+	for _, b := range branches {
+		b.Path, b.Block, b.Status = own(r, b.Path, ""), own(r, b.Block, ""), own(r, b.Status, "")
+		b.Why = strings.Clone(strings.ToValidUTF8(b.Why[:min(len(b.Why), maxName)], "\uFFFD"))
+		one.branches = append(one.branches, b)
+	}
 	r.recent.insert(len(r.recent.records), one)
 	for r.recent.isOver() {
 		oldest := r.recent.pop()
@@ -233,6 +242,9 @@ func (r *Ring) Find(id pipeline.RequestID) *meshv1.RequestReport {
 func (r *record) report() *meshv1.RequestReport {
 	out := r.Report(meshv1.RequestSource_REQUEST_SOURCE_GATEWAY)
 	out.Total, out.TraceId = durationpb.New(r.total), r.traceID
+	for i := range r.branches {
+		out.Branches = append(out.Branches, r.branches[i].ToProto())
+	}
 	if r.fault != nil {
 		out.Fault = new(meshv1.Fault)
 		_ = proto.Unmarshal(r.fault, out.GetFault()) // encode has made it

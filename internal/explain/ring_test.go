@@ -44,7 +44,7 @@ func TestRecordHasAllOfARequest(t *testing.T) {
 	r := NewRing()
 	e := request(1, time.Second)
 	f := fault.New(fault.RunnerFailed, "it broke").At("b", "two", "h2").WithViolation("x", "wrong")
-	r.Add(e, steps(7), 8*time.Second, f, "4bf92f3577b34da6a3ce929d0e0e4736")
+	r.Add(e, steps(7), nil, 8*time.Second, f, "4bf92f3577b34da6a3ce929d0e0e4736")
 	got := r.Find(e.RequestID)
 	if got.GetPipeline() != "digits" || got.GetGateway() != "g" || got.GetTenant() != "t" || got.GetDurability() != pipeline.File.ToProto() ||
 		!got.GetAdmittedAt().AsTime().Equal(e.AdmittedAt) || !got.GetDeadline().AsTime().Equal(e.Deadline) || got.GetTotal().AsDuration() != 8*time.Second ||
@@ -78,7 +78,7 @@ func TestFailedAndSlowestRequestsStayLonger(t *testing.T) {
 		case n < 15:
 			f = fault.New(fault.RunnerFailed, "it broke")
 		}
-		r.Add(request(n, 0), nil, took, f, "")
+		r.Add(request(n, 0), nil, nil, took, f, "")
 	}
 	for n := range all {
 		isKept := n < 15 || n >= all-records+2*records/share
@@ -114,7 +114,7 @@ func TestRingIsBoundedInBytes(t *testing.T) {
 	many := make([]envelope.StepTiming, pipeline.MaxSteps)
 	long := fault.New(fault.RunnerFailed, strings.Repeat("x", 1<<20))
 	for n := range 500 {
-		r.Add(request(n, 0), many, time.Second, []*fault.Fault{nil, long}[n%2], "")
+		r.Add(request(n, 0), many, nil, time.Second, []*fault.Fault{nil, long}[n%2], "")
 	}
 	if total := r.recent.bytes + r.failed.bytes + r.slow.bytes; total > bytes || total < bytes/2 {
 		t.Errorf("the records have %d bytes", total)
@@ -138,7 +138,7 @@ func TestRecordsKeepNoMemoryOfReplies(t *testing.T) {
 	host := strings.Clone("h2")
 	timings := steps(1)
 	timings[1].Host = pipeline.HostID(host)
-	r.Add(request(1, 0), timings, time.Second, nil, "")
+	r.Add(request(1, 0), timings, nil, time.Second, nil, "")
 	timings[0].Step = "changed"
 	kept := r.recent.records[0].Timings
 	if kept[0].Step != "one" || kept[1].Host != "h2" || unsafe.StringData(string(kept[1].Host)) == unsafe.StringData(host) {
@@ -159,7 +159,7 @@ func TestLateReplyCompletesRecord(t *testing.T) {
 	r := newRing(share, maxBytes)
 	late := func(n int) *envelope.Envelope {
 		e := request(n, 0)
-		r.Add(e, nil, time.Second, fault.New(fault.DeadlineExceeded, "no answer"), "")
+		r.Add(e, nil, nil, time.Second, fault.New(fault.DeadlineExceeded, "no answer"), "")
 		return e
 	}
 	e := late(1)
@@ -182,14 +182,14 @@ func TestUsualIsTheMedianOfSuccesses(t *testing.T) {
 	t.Parallel()
 	r := NewRing()
 	for n := range 2 * maxCompared {
-		r.Add(request(n, 0), steps(time.Duration(n)), time.Duration(10*n), nil, "")
+		r.Add(request(n, 0), steps(time.Duration(n)), nil, time.Duration(10*n), nil, "")
 	}
-	r.Add(request(-1, 0), steps(1), time.Hour, fault.New(fault.RunnerFailed, "it broke"), "")
+	r.Add(request(-1, 0), steps(1), nil, time.Hour, fault.New(fault.RunnerFailed, "it broke"), "")
 	other := request(-2, 0)
 	other.Pipeline = "other"
-	r.Add(other, steps(1), time.Hour, nil, "")
+	r.Add(other, steps(1), nil, time.Hour, nil, "")
 	slow := request(-3, 0)
-	r.Add(slow, steps(time.Hour), time.Hour, nil, "")
+	r.Add(slow, steps(time.Hour), nil, time.Hour, nil, "")
 	got := r.Find(slow.RequestID)
 	r.Compare(got)
 	const middle = maxCompared + maxCompared/2
@@ -207,9 +207,9 @@ func TestFullRingAllocatesNothing(t *testing.T) {
 	r := newRing(80, maxBytes)
 	e, timings := request(1, 0), steps(1)
 	for range 1000 {
-		r.Add(e, timings, time.Second, nil, "")
+		r.Add(e, timings, nil, time.Second, nil, "")
 	}
-	if n := testing.AllocsPerRun(1000, func() { r.Add(e, timings, time.Second, nil, "") }); n != 0 {
+	if n := testing.AllocsPerRun(1000, func() { r.Add(e, timings, nil, time.Second, nil, "") }); n != 0 {
 		t.Errorf("a record costs %v allocations", n)
 	}
 }
@@ -222,7 +222,7 @@ func TestRingServesManyAtOnce(t *testing.T) {
 		work.Go(func() {
 			for n := range 200 {
 				e := request(i*1000+n, 0)
-				r.Add(e, nil, time.Second, fault.New(fault.DeadlineExceeded, "no answer"), "")
+				r.Add(e, nil, nil, time.Second, fault.New(fault.DeadlineExceeded, "no answer"), "")
 				r.Complete(e.ExecutionID, func() []envelope.StepTiming { return steps(1) })
 				if report := r.Find(e.RequestID); report != nil {
 					r.Compare(report)
@@ -239,6 +239,6 @@ func BenchmarkAdd(b *testing.B) {
 	e, timings := request(1, 0), append(steps(1), steps(2)[0])
 	b.ReportAllocs()
 	for n := range b.N {
-		r.Add(e, timings, time.Duration(n%1000)*time.Microsecond, nil, "")
+		r.Add(e, timings, nil, time.Duration(n%1000)*time.Microsecond, nil, "")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -27,7 +28,7 @@ func Summarize(r *meshv1.RequestReport, now time.Time) []string {
 	var out []string
 	switch r.GetSource() {
 	case meshv1.RequestSource_REQUEST_SOURCE_IN_FLIGHT:
-		return append(inFlight(r, now), usualTotal(r)...)
+		return append(append(inFlight(r, now), blocks(r)...), usualTotal(r)...)
 	case meshv1.RequestSource_REQUEST_SOURCE_DEAD_LETTER:
 		out = append(out, "No gateway that answered remembers it: this is what its dead letter says.")
 	case meshv1.RequestSource_REQUEST_SOURCE_STORED_RESULT:
@@ -42,6 +43,7 @@ func Summarize(r *meshv1.RequestReport, now time.Time) []string {
 	if slow != nil {
 		out = append(out, fmt.Sprintf("Usually %s of it go by %s.", ShortDuration(slow.usual), slow.of))
 	}
+	out = append(out, blocks(r)...)
 	if f := r.GetFault(); f != nil {
 		out = append(out, failure(f))
 		if slow == nil && len(parts) > 0 {
@@ -223,10 +225,76 @@ func inFlight(r *meshv1.RequestReport, now time.Time) []string {
 	switch {
 	case len(queues) > 0:
 		out = append(out, fmt.Sprintf("No host has it: it waits in the queue of stage %s.", strings.Join(queues, " or ")))
-	case len(r.GetHolders()) == 0:
+	case len(r.GetHolders()) == 0 && len(r.GetBranches()) == 0:
 		out = append(out, "No host has it, and no queue of its route has items: it is on its way.")
 	}
 	return out
+}
+
+// maxBlocks bounds the blocks that have a sentence.
+const maxBlocks = 16
+
+// blocks says how the blocks of the request's pipeline and their branches ended, and which steps run.
+func blocks(r *meshv1.RequestReport) (out []string) {
+	var order, steps []string
+	ended, parts := map[string]*inferencev1.BranchTiming{}, map[string][]string{}
+	for _, b := range r.GetBranches() {
+		took, block := ShortDuration(b.GetTook().AsDuration()), b.GetPath()
+		switch {
+		case b.GetStatus() == "running":
+			steps = append(steps, fmt.Sprintf("Step %s has run for %s, as request %s.", b.GetPath(), took, b.GetWhy()))
+			continue
+		case b.GetStatus() == "waiting":
+			steps = append(steps, fmt.Sprintf("Step %s has waited for a place of its gateway for %s.", b.GetPath(), took))
+			continue
+		case b.GetBlock() != "":
+			ended[block] = b
+			if b.GetBlock() == "map" {
+				parts[block] = append(parts[block], items(b))
+			}
+		default:
+			at := max(0, strings.LastIndexByte(b.GetPath(), '/'))
+			block = b.GetPath()[:at]
+			parts[block] = append(parts[block], branch(strings.TrimPrefix(b.GetPath()[at:], "/"), b, took))
+		}
+		if !slices.Contains(order, block) {
+			order = append(order, block)
+		}
+	}
+	for _, block := range order[:min(len(order), maxBlocks)] {
+		how := " so far"
+		if b := ended[block]; b != nil {
+			how = " took " + ShortDuration(b.GetTook().AsDuration())
+		}
+		out = append(out, fmt.Sprintf("%s%s: %s.", block, how, cmp.Or(strings.Join(parts[block], ", "), "nothing ran")))
+	}
+	return append(out, steps...)
+}
+
+// items says how the items of a map ended.
+func items(b *inferencev1.BranchTiming) string {
+	if b.GetItems() == 0 {
+		return "no items"
+	}
+	out := fmt.Sprintf("%d items, half of them within %s and all within %s", b.GetItems(), ShortDuration(b.GetItemP50().AsDuration()), ShortDuration(b.GetItemMax().AsDuration()))
+	if n := b.GetFailed(); n > 0 {
+		out += fmt.Sprintf(", %d failed", n)
+	}
+	return out
+}
+
+// branch says how a branch ended.
+func branch(name string, b *inferencev1.BranchTiming, took string) string {
+	if n := b.GetCount(); n > 1 {
+		name = fmt.Sprintf("%s (%d times)", name, n)
+	}
+	switch b.GetStatus() {
+	case "skipped":
+		return fmt.Sprintf("%s was skipped, since %s", name, b.GetWhy())
+	case "failed":
+		return fmt.Sprintf("%s failed after %s with %s", name, took, b.GetWhy())
+	}
+	return fmt.Sprintf("%s was %s after %s", name, b.GetStatus(), took)
 }
 
 // ShortDuration returns a duration with three digits.

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -17,6 +18,7 @@ type parallel struct {
 	*pipeline.Parallel
 	machine *Machine
 	path    string
+	began   time.Time
 	scope   *scope
 	lists   []pipeline.List
 	// scopes are the branches' scopes, given what they gave; a branch is open until it has ended.
@@ -33,7 +35,7 @@ type parallel struct {
 func (m *Machine) runParallel(s *scope, step *pipeline.Step, path string, in parts, done given) {
 	n := len(step.Parallel.Branches)
 	b := &parallel{
-		Parallel: step.Parallel, machine: m, path: path, scope: s.child(step.Parallel.Within), lists: step.Lists(),
+		Parallel: step.Parallel, machine: m, path: path, began: m.now, scope: s.child(step.Parallel.Within), lists: step.Lists(),
 		given: make([][]payload.Part, n), isEnded: make([]bool, n), open: n, done: done,
 	}
 	b.scope.setTimer(func() {
@@ -64,12 +66,12 @@ func (b *parallel) end(i int, out []payload.Part, f *fault.Fault) {
 	b.open--
 	b.scopes[i].end()
 	at, branch := join(b.path, b.lists[i].Name), b.Branches[b.lists[i].Name]
-	b.machine.note(at, statusOf(f))
+	b.machine.note(Branch{Path: at, Began: b.began}, f)
 	if f == nil {
 		b.arrived++
 		b.given[i] = out
 	} else {
-		isReplaced := branch.Optional || branch.Missing != nil || b.Quorum > 0
+		isReplaced := !b.machine.request.IsComplete && (branch.Optional || branch.Missing != nil || b.Quorum > 0)
 		if isReplaced {
 			b.given[i] = constants(branch.Missing)
 			b.machine.outcome.Partial = append(b.machine.outcome.Partial, at)
@@ -92,7 +94,7 @@ func (b *parallel) finish(f *fault.Fault) {
 	b.isOver = true
 	for i, isEnded := range b.isEnded {
 		if !isEnded {
-			b.machine.note(join(b.path, b.lists[i].Name), Cancelled)
+			b.machine.note(Branch{Path: join(b.path, b.lists[i].Name), Status: Cancelled, Began: b.began}, nil)
 			b.given[i] = constants(b.Branches[b.lists[i].Name].Missing)
 		}
 	}
@@ -115,33 +117,34 @@ func (m *Machine) runSwitch(s *scope, step *pipeline.Step, path string, in parts
 	lists := step.Lists()
 	for i, c := range step.Switch {
 		name := join(path, lists[i].Name)
-		isMatch := c.Else != nil
+		isMatch, why := c.Else != nil, ""
 		var f *fault.Fault
 		if !isMatch {
-			isMatch, f = m.matches(c.When, in)
+			isMatch, why, f = m.matches(c.When, in)
 		}
 		switch {
 		case f != nil:
 			done(nil, withPath(f, name))
 		case !isMatch:
-			m.note(name, Skipped)
+			m.note(Branch{Path: name, Status: Skipped, Why: why}, nil)
 			continue
 		case c.Fail != nil:
-			m.note(name, Failed)
+			m.note(Branch{Path: name, Why: why}, fault.New(c.Fail.Reason, c.Fail.Message))
 			done(nil, withPath(fault.New(c.Fail.Reason, c.Fail.Message), name))
 		default:
-			m.runBranch(s, lists[i], name, in, done)
+			m.runBranch(s, lists[i], Branch{Path: name, Why: why}, in, done)
 		}
 		return
 	}
 }
 
 // runBranch runs the list of a block that was chosen.
-func (m *Machine) runBranch(s *scope, list pipeline.List, path string, in parts, done given) {
-	m.runList(s, list, path, in, func(out []payload.Part, f *fault.Fault) {
-		m.note(path, statusOf(f))
+func (m *Machine) runBranch(s *scope, list pipeline.List, b Branch, in parts, done given) {
+	b.Began = m.now
+	m.runList(s, list, b.Path, in, func(out []payload.Part, f *fault.Fault) {
+		m.note(b, f)
 		if f != nil {
-			f = withPath(f, path)
+			f = withPath(f, b.Path)
 		}
 		done(out, f)
 	})
@@ -173,23 +176,23 @@ func (m *Machine) runSplit(s *scope, step *pipeline.Step, path string, in parts,
 		draw -= step.Split.Branches[l.Name].Weight
 		return draw < 0
 	})
-	m.runBranch(s, lists[chosen], join(path, lists[chosen].Name), in, done)
+	m.runBranch(s, lists[chosen], Branch{Path: join(path, lists[chosen].Name)}, in, done)
 }
 
 func (m *Machine) runTry(s *scope, t *pipeline.Try, path string, in parts, done given) {
-	own, tried := s.child(t.Within), join(path, "try")
+	own, tried, began := s.child(t.Within), join(path, "try"), m.now
 	end := func(out []payload.Part, f *fault.Fault) {
 		if own.isEnded {
 			return
 		}
 		own.end()
-		m.note(tried, statusOf(f))
+		m.note(Branch{Path: tried, Began: began}, f)
 		switch on := t.On; {
 		case f == nil:
 			done(out, nil)
 		case len(on) == 0 && slices.Contains(pipeline.DefaultTryReasons(), f.Reason), slices.Contains(on, f.Reason):
 			m.outcome.Partial = slices.DeleteFunc(m.outcome.Partial, func(p string) bool { return strings.HasPrefix(p, tried+"/") })
-			m.runBranch(s, pipeline.List{Steps: t.Else}, join(path, "else"), in, done)
+			m.runBranch(s, pipeline.List{Steps: t.Else}, Branch{Path: join(path, "else")}, in, done)
 		default:
 			done(nil, withPath(f, path))
 		}
@@ -207,9 +210,13 @@ type mapping struct {
 	*pipeline.Map
 	machine *Machine
 	path    string
+	began   time.Time
 	scope   *scope
 	in      parts
 	items   [][]payload.Part
+	// onError is what becomes of an item that fails, took how long those that have ended took.
+	onError pipeline.ItemError
+	took    []time.Duration
 	// given is what each item gave, failed why it did not.
 	given  [][]payload.Part
 	failed []*fault.Fault
@@ -226,8 +233,11 @@ func (m *Machine) runMap(s *scope, b *pipeline.Map, path string, in parts, done 
 		return
 	}
 	x := &mapping{
-		Map: b, machine: m, path: path, scope: s.child(0), in: in, items: items, given: make([][]payload.Part, len(items)),
+		Map: b, machine: m, path: path, began: m.now, scope: s.child(0), in: in, items: items, onError: b.OnItemError, given: make([][]payload.Part, len(items)),
 		failed: make([]*fault.Fault, len(items)), done: done,
+	}
+	if m.request.IsComplete {
+		x.onError = pipeline.FailItems
 	}
 	x.advance()
 }
@@ -238,13 +248,14 @@ func (x *mapping) advance() {
 		i := x.next
 		x.next++
 		x.running++
-		own, isStarting := x.scope.child(0), true
+		own, isStarting, began := x.scope.child(0), true, x.machine.now
 		x.machine.runList(own, pipeline.List{Steps: x.Steps, Give: x.Give}, itemPath(x.path, i), x.in.with(x.items[i]), func(out []payload.Part, f *fault.Fault) {
 			own.end()
 			x.given[i], x.failed[i] = out, f
+			x.took = append(x.took, x.machine.now.Sub(began))
 			x.running--
 			switch {
-			case f != nil && x.OnItemError != pipeline.OmitItems && x.OnItemError != pipeline.FillItems:
+			case f != nil && x.onError != pipeline.OmitItems && x.onError != pipeline.FillItems:
 				x.finish(nil, f, i)
 			case !isStarting:
 				x.advance()
@@ -264,14 +275,23 @@ func (x *mapping) finish(out []payload.Part, f *fault.Fault, item int) {
 	}
 	x.isOver = true
 	x.scope.end()
+	b := Branch{Path: x.path, Block: Map, Began: x.began, Items: len(x.items)}
+	for _, f := range x.failed {
+		if f != nil {
+			b.Failed++
+		}
+	}
+	if n := len(x.took); n > 0 {
+		slices.Sort(x.took)
+		b.ItemP50, b.ItemMax = x.took[(n-1)/2], x.took[n-1]
+	}
+	x.machine.note(b, f)
 	if f != nil {
-		x.machine.note(x.path, Failed)
 		x.done(nil, withPath(f, itemPath(x.path, item)))
 		return
 	}
-	if slices.ContainsFunc(x.failed, func(f *fault.Fault) bool { return f != nil }) {
+	if b.Failed > 0 {
 		x.machine.outcome.Partial = append(x.machine.outcome.Partial, x.path)
 	}
-	x.machine.note(x.path, Done)
 	x.done(out, nil)
 }

@@ -36,6 +36,8 @@ type Request struct {
 	Parameters payload.Parameters
 	Metadata   map[string]string
 	Deadline   time.Time
+	// IsComplete is true where an answer that lacks parts is a failure.
+	IsComplete bool
 	// Spec returns the inputs and outputs of a stage, nil where they are not known.
 	Spec func(pipeline.StageName) *stagev1.Spec
 }
@@ -82,10 +84,26 @@ const (
 	Cancelled Status = "cancelled"
 )
 
-// Branch is what became of a branch of a block, or of the items of a map together.
+// Branch is what became of a block, or of a branch of one.
 type Branch struct {
 	Path   string
 	Status Status
+	// Block is the kind of a block; empty for a branch.
+	Block string
+	// Why is the value that decided where a branch is skipped, or the reason why it failed.
+	Why string
+	// Began and Ended are equal where nothing ran.
+	Began, Ended time.Time
+	// Items are those of a map, of which Failed failed; ItemP50 and ItemMax are how long they took.
+	Items, Failed    int
+	ItemP50, ItemMax time.Duration
+}
+
+// Running is a step that has not ended.
+type Running struct {
+	ID    int
+	Path  string
+	Began time.Time
 }
 
 // Outcome is how a request has ended.
@@ -95,8 +113,6 @@ type Outcome struct {
 	// Partial are the paths of branches that were late or failed and whose parts are absent or
 	// replaced.
 	Partial []string
-	// Branches lists the branches of blocks that have run, in the order in which they were decided.
-	Branches []Branch
 }
 
 // Machine runs one request.
@@ -109,6 +125,7 @@ type Machine struct {
 	timers   map[int]timer
 	do       Actions
 	hasRun   bool
+	branches []Branch
 	outcome  Outcome
 	isOver   bool
 }
@@ -117,6 +134,8 @@ type Machine struct {
 type running struct {
 	scope *scope
 	then  given
+	path  string
+	began time.Time
 }
 
 type timer struct {
@@ -194,6 +213,18 @@ func (m *Machine) Outcome() *Outcome {
 		return nil
 	}
 	return &m.outcome
+}
+
+// Branches returns the blocks and branches that have ended, in that order.
+func (m *Machine) Branches() []Branch { return m.branches }
+
+// Running returns the steps that have not ended, in the order of their start.
+func (m *Machine) Running() []Running {
+	out := make([]Running, 0, len(m.running))
+	for _, id := range slices.Sorted(maps.Keys(m.running)) {
+		out = append(out, Running{id, m.running[id].path, m.running[id].began})
+	}
+	return out
 }
 
 func (m *Machine) step(now time.Time, do func()) Actions {
@@ -327,6 +358,13 @@ func join(path, name string) string {
 type given func(parts []payload.Part, f *fault.Fault)
 
 func (m *Machine) runStep(s *scope, step *pipeline.Step, path string, p parts, done given) {
+	if step.IsBlock() && step.Map == nil { // which has more to say
+		began, end := m.now, done
+		done = func(parts []payload.Part, f *fault.Fault) {
+			m.note(Branch{Path: path, Block: kindOf(step), Began: began}, f)
+			end(parts, f)
+		}
+	}
 	switch {
 	case step.Parallel != nil:
 		m.runParallel(s, step, path, p, done)
@@ -341,7 +379,7 @@ func (m *Machine) runStep(s *scope, step *pipeline.Step, path string, p parts, d
 	default:
 		m.lastID++
 		parts, kept := m.feed(step, p)
-		m.running[m.lastID] = running{s, done}
+		m.running[m.lastID] = running{s, done, path, m.now}
 		s.count(1)
 		m.do.Start = append(m.do.Start, Start{
 			ID: m.lastID, Step: step, Path: path, Parts: parts, Kept: kept, Deadline: s.deadline, IsFirst: !m.hasRun,
@@ -413,8 +451,39 @@ func (m *Machine) outputs(end parts) (out []payload.Part) {
 	return out
 }
 
-func (m *Machine) note(path string, s Status) {
-	m.outcome.Branches = append(m.outcome.Branches, Branch{path, s})
+// The kinds of blocks.
+const (
+	Parallel    = "parallel"
+	Map         = "map"
+	switchBlock = "switch"
+	splitBlock  = "split"
+	tryBlock    = "try"
+)
+
+func kindOf(step *pipeline.Step) string {
+	switch {
+	case step.Parallel != nil:
+		return Parallel
+	case step.Switch != nil:
+		return switchBlock
+	case step.Split != nil:
+		return splitBlock
+	}
+	return tryBlock
+}
+
+// note records what ends now, with a fault or nil, unless it has a status.
+func (m *Machine) note(b Branch, f *fault.Fault) {
+	if b.Ended = m.now; b.Began.IsZero() {
+		b.Began = m.now
+	}
+	if b.Status == "" {
+		b.Status = statusOf(f)
+	}
+	if f != nil && b.Why == "" {
+		b.Why = string(f.Reason)
+	}
+	m.branches = append(m.branches, b)
 }
 
 // constants returns the parts of constants, which are valid.

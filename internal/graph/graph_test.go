@@ -203,7 +203,7 @@ func TestParallelJoins(t *testing.T) {
 		w.check("not ended")
 		w.pass(time.Millisecond)
 		w.check("[la rb]")
-		if got := w.m.Outcome().Branches; got[1].Status != graph.Late {
+		if got := w.m.Branches(); got[1].Status != graph.Late {
 			t.Errorf("the branches are %v", got)
 		}
 	})

@@ -60,9 +60,9 @@ func (x *mapping) stack() (out []payload.Part, _ *fault.Fault, item int) {
 		given := x.given[i]
 		switch {
 		case x.failed[i] == nil:
-		case x.OnItemError == pipeline.FillItems:
+		case x.onError == pipeline.FillItems:
 			given = x.filled(form)
-		case x.OnItemError == pipeline.OmitItems:
+		case x.onError == pipeline.OmitItems:
 			continue
 		default:
 			return nil, x.failed[i], i

@@ -6,6 +6,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -13,26 +14,26 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// matches reports whether a predicate holds.
-func (m *Machine) matches(p *pipeline.Predicate, in parts) (bool, *fault.Fault) {
+// matches reports whether a predicate holds, and for which value.
+func (m *Machine) matches(p *pipeline.Predicate, in parts) (_ bool, why string, _ *fault.Fault) {
 	subject, values, f := m.subject(p, in)
 	if f != nil {
-		return false, f
+		return false, "", f
 	}
 	if p.Exists != nil {
-		return (values != nil) == *p.Exists, nil
+		return (values != nil) == *p.Exists, subject + map[bool]string{true: " exists", false: " is absent"}[values != nil], nil
 	}
 	if values == nil {
-		return false, nil
+		return false, subject + " is absent", nil
 	}
 	if p.Index != nil {
 		if *p.Index >= int64(len(values)) {
-			return false, fault.InField(fault.InvalidInput, p.Part, "%s has %d elements, and the condition is for the one at %d", subject, len(values), *p.Index)
+			return false, "", fault.InField(fault.InvalidInput, p.Part, "%s has %d elements, and the condition is for the one at %d", subject, len(values), *p.Index)
 		}
 		values = values[*p.Index : *p.Index+1]
 	}
 	if len(values) > 1 && !p.Any && !p.All {
-		return false, fault.InField(fault.InvalidInput, p.Part, "%s has %d elements; the condition needs any, all or index", subject, len(values))
+		return false, "", fault.InField(fault.InvalidInput, p.Part, "%s has %d elements; the condition needs any, all or index", subject, len(values))
 	}
 	matching := 0
 	for _, v := range values {
@@ -40,10 +41,30 @@ func (m *Machine) matches(p *pipeline.Predicate, in parts) (bool, *fault.Fault) 
 			matching++
 		}
 	}
-	if p.All {
-		return matching == len(values), nil
+	if len(values) == 1 {
+		why = fmt.Sprintf("%s is %s", subject, shown(values[0]))
+	} else {
+		why = fmt.Sprintf("%d of %d elements of %s match", matching, len(values), subject)
 	}
-	return matching > 0, nil
+	if p.All {
+		return matching == len(values), why, nil
+	}
+	return matching > 0, why, nil
+}
+
+// maxShown bounds the bytes of a value in a timeline.
+const maxShown = 64
+
+// shown returns a value as text of bounded length.
+func shown(v payload.Value) string {
+	text, isText := v.Any().(string)
+	if !isText {
+		return fmt.Sprint(v.Any())
+	}
+	if len(text) > maxShown {
+		return fmt.Sprintf("%q...", strings.ToValidUTF8(text[:maxShown], ""))
+	}
+	return fmt.Sprintf("%q", text)
 }
 
 // subject returns the values that a predicate is about, nil where there is none, and its name.

@@ -15,7 +15,7 @@ func TestServerTimingIsParsed(t *testing.T) {
 	text := transport.ServerTiming(1500*us, []envelope.StepTiming{
 		{Step: "a-b", QueueWait: 10 * us, BatchWait: 20 * us, Run: 30 * us, BatchSize: 3, Dispatch: "full"},
 		{Step: "run", Run: 40 * us},
-	})
+	}, []envelope.Branch{{Path: "look/a", Status: "done", Took: us}, {Path: "look/b", Status: "skipped", Why: "x is 1, total"}})
 	var got Answer
 	parseTiming(text, &got)
 	want := Answer{Total: 1500 * us, Steps: []StepTiming{

@@ -198,6 +198,7 @@ func TestStaticPartsMatchTheCode(t *testing.T) {
 		{[]string{"parameters", "Priority", "name"}, transport.HeaderPriority},
 		{[]string{"parameters", "Durability", "name"}, transport.HeaderDurability},
 		{[]string{"parameters", "WaitForCapacity", "name"}, transport.HeaderWaitForCapacity},
+		{[]string{"parameters", "Complete", "name"}, transport.HeaderComplete},
 		{[]string{"parameters", "IdempotencyKey", "name"}, transport.HeaderIdempotencyKey},
 	} {
 		if got := at(t, text, append([]string{"components"}, row.path...)...); !reflect.DeepEqual(got, row.want) {

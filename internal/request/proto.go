@@ -25,6 +25,7 @@ func FromProto(in *inferencev1.InferRequest) (*Request, error) {
 		Metadata:        in.GetMetadata(),
 		Outputs:         in.GetOutputs(),
 		WaitForCapacity: in.WaitForCapacity,
+		IsComplete:      in.GetComplete(),
 	}
 	var err error
 	if out.Inputs, err = payload.FromProto("inputs", in.GetInputs()); err != nil {
@@ -54,6 +55,7 @@ func (r *Request) ToProto() *inferencev1.InferRequest {
 		Metadata:        r.Metadata,
 		Outputs:         r.Outputs,
 		WaitForCapacity: r.WaitForCapacity,
+		Complete:        r.IsComplete,
 		Durability:      r.Durability.ToProto(),
 	}
 	if r.Timeout != 0 {
@@ -129,6 +131,9 @@ func ResponseFromProto(pipeline string, in *inferencev1.InferResponse) (*Respons
 	for _, step := range in.GetTimeline().GetSteps() {
 		out.Timeline.Steps = append(out.Timeline.Steps, envelope.TimingFromProto(step))
 	}
+	for _, branch := range in.GetTimeline().GetBranches() {
+		out.Timeline.Branches = append(out.Timeline.Branches, envelope.BranchFromProto(branch))
+	}
 	return out, nil
 }
 
@@ -149,6 +154,9 @@ func (t Timeline) toProto() *inferencev1.Timeline {
 			step.ModelWait = durationpb.New(s.ModelWait)
 		}
 		out.Steps[i] = step
+	}
+	for i := range t.Branches {
+		out.Branches = append(out.Branches, t.Branches[i].ToProto())
 	}
 	return out
 }

@@ -59,6 +59,8 @@ type Request struct {
 	LossyChunks bool
 	// Outputs are the names to return; empty means all.
 	Outputs []string
+	// IsComplete makes an answer that would be partial a failure.
+	IsComplete bool
 	// Passthrough is true for a gRPC call that is passed on to a model server. Only its input may
 	// have the parameters of package passthrough.
 	Passthrough bool
@@ -112,6 +114,8 @@ type Timeline struct {
 	// a host had the answer.
 	Total time.Duration
 	Steps []StepTiming
+	// Branches are the blocks of the pipeline and their branches; none without blocks.
+	Branches []envelope.Branch
 }
 
 // StepTiming is what one step of a request cost.

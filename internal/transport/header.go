@@ -16,6 +16,8 @@ import (
 const (
 	// HeaderRequestID is on every response to a request that was assigned an ID.
 	HeaderRequestID = "Stagemesh-Request-Id"
+	// HeaderComplete is true or false: whether an answer that lacks parts of a branch is a failure.
+	HeaderComplete = "Stagemesh-Complete"
 	// HeaderPartial names the branches whose parts an answer lacks, or has constants for.
 	HeaderPartial = "Stagemesh-Partial"
 	// HeaderActivating names the stages for whose first host the request has waited.
@@ -113,12 +115,16 @@ func isPrintable(s string) bool {
 const timingSize = 512
 
 // ServerTiming returns a timeline as a Server-Timing header: for each step the queue wait,
-// the batch wait and the run time, then the total. Durations are in milliseconds.
-func ServerTiming(total time.Duration, steps []envelope.StepTiming) string {
+// the batch wait and the run time, for each block and branch how it ended, then the total. Durations are
+// in milliseconds.
+func ServerTiming(total time.Duration, steps []envelope.StepTiming, branches []envelope.Branch) string {
 	var buf [timingSize]byte
 	out := buf[:0]
 	for _, step := range steps {
 		out = appendStepTiming(out, step)
+	}
+	for i := range branches {
+		out = appendBranch(out, &branches[i])
 	}
 	out = append(out, "total"...)
 	return string(appendDuration(out, total))
@@ -136,6 +142,24 @@ func appendStepTiming(out []byte, s envelope.StepTiming) []byte {
 	out = strconv.AppendUint(out, uint64(s.BatchSize), 10)
 	if dispatch := strings.Map(tokenRune, s.Dispatch); dispatch != "" {
 		out = append(append(out, ", "...), dispatch...)
+	}
+	return append(out, `", `...)
+}
+
+func appendBranch(out []byte, b *envelope.Branch) []byte {
+	out = append(out, strings.Map(tokenRune, b.Path)...)
+	if b.Took > 0 {
+		out = appendDuration(out, b.Took)
+	}
+	why := strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' || r == '"' || r == '\\' {
+			return '_'
+		}
+		return r
+	}, b.Why)
+	out = append(append(out, `;desc="`...), b.Status...)
+	if why != "" {
+		out = append(append(out, ": "...), why...)
 	}
 	return append(out, `", `...)
 }

@@ -45,10 +45,14 @@ func TestServerTimingIsWellFormed(t *testing.T) {
 		{Step: "a", QueueWait: 1500 * time.Nanosecond, BatchSize: 3, Dispatch: "full"},
 		{Step: `b";x=1, ü`, Dispatch: "\"\r\n\\"},
 		{Step: "c"},
+	}, []envelope.Branch{
+		{Path: "look/a", Status: "done", Took: 2 * time.Millisecond},
+		{Path: "route/1", Status: "skipped", Why: "scene is \"ü\\\n\""},
 	})
 	const want = `a-queue;dur=0.001, a-batch;dur=0.000, a-run;dur=0.000;desc="batch 3, full", ` +
 		`b__x_1___-queue;dur=0.000, b__x_1___-batch;dur=0.000, b__x_1___-run;dur=0.000;desc="batch 0, ____", ` +
-		`c-queue;dur=0.000, c-batch;dur=0.000, c-run;dur=0.000;desc="batch 0", total;dur=1000.000`
+		`c-queue;dur=0.000, c-batch;dur=0.000, c-run;dur=0.000;desc="batch 0", ` +
+		`look_a;dur=2.000;desc="done", route_1;desc="skipped: scene is _____", total;dur=1000.000`
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

@@ -66,7 +66,10 @@ func printPipelines(out io.Writer, pipelines []*adminv1.PipelineStatus, now time
 	for i, p := range pipelines {
 		var stages []string
 		for _, step := range p.GetPipeline().GetSteps() {
-			stages = append(stages, visible(step.GetStage()))
+			stages = append(stages, visible(cmp.Or(step.GetStage(), step.GetName())))
+		}
+		for _, m := range p.GetMaps() {
+			stages = append(stages, fmt.Sprintf("(%s: %.1f items)", visible(m.GetPath()), m.GetItems()))
 		}
 		state := "ready"
 		if !p.GetReady() {

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -136,8 +139,8 @@ func (p *printer) answer(to string, r *inferencev1.InferResponse, took time.Dura
 	}
 	p.add(to, r.GetRequestId(), Milliseconds(took), strings.Join(answers, "  "))
 	if p.style.timeline {
-		for _, step := range r.GetTimeline().GetSteps() {
-			p.add("", "", "", "  "+RenderStep(step))
+		for _, line := range renderTimeline(r.GetTimeline()) {
+			p.add("", "", "", "  "+line)
 		}
 	}
 	return nil
@@ -210,8 +213,8 @@ func (t *streamPrinter) message(m *inferencev1.InferStreamResponse) error {
 	if err := t.endLine(); err != nil || !t.style.timeline {
 		return err
 	}
-	for _, step := range m.GetFinal().GetTimeline().GetSteps() {
-		if err := t.line(RenderStep(step)); err != nil {
+	for _, line := range renderTimeline(m.GetFinal().GetTimeline()) {
+		if err := t.line(line); err != nil {
 			return err
 		}
 	}
@@ -269,6 +272,81 @@ func (t *streamPrinter) fail(err error) error {
 // Milliseconds returns a duration as people compare them.
 func Milliseconds(d time.Duration) string {
 	return fmt.Sprintf("%.2f ms", float64(d)/float64(time.Millisecond))
+}
+
+// renderTimeline returns a line for each step, and of a pipeline with blocks a tree.
+func renderTimeline(t *inferencev1.Timeline) (out []string) {
+	if len(t.GetBranches()) == 0 {
+		return texts(t.GetSteps(), RenderStep)
+	}
+	type entry struct {
+		path, line string
+		began      time.Duration
+	}
+	children, known := map[string][]entry{}, map[string]bool{}
+	for _, b := range t.GetBranches() {
+		known[b.GetPath()] = true
+	}
+	var put func(path, line string, began *durationpb.Duration)
+	put = func(path, line string, began *durationpb.Duration) {
+		above, name := cutLast(path)
+		if above != "" && !known[above] { // a block that was cut off
+			known[above] = true
+			put(above, "", began)
+		}
+		children[above] = append(children[above], entry{path, name + ": " + line, began.AsDuration()})
+	}
+	for _, b := range t.GetBranches() {
+		put(b.GetPath(), renderBranch(b), b.GetBegan())
+	}
+	for _, s := range t.GetSteps() {
+		_, line, _ := strings.Cut(RenderStep(s), ": ")
+		if item := indices.FindString(s.GetPath()); item != "" {
+			line = "item " + item + " " + line
+		}
+		put(indices.ReplaceAllString(s.GetPath(), ""), line, s.GetArrival())
+	}
+	var add func(above, indent string)
+	add = func(above, indent string) {
+		all := children[above]
+		delete(children, above) // of several with one path the first has what is below
+		slices.SortStableFunc(all, func(a, b entry) int { return cmp.Compare(a.began, b.began) })
+		for _, e := range all {
+			out = append(out, indent+visible(strings.TrimSuffix(e.line, " ")))
+			add(e.path, indent+"  ")
+		}
+	}
+	add("", "")
+	return out
+}
+
+// indices are the indices of items in a path.
+var indices = regexp.MustCompile(`\[\d+\]`)
+
+func cutLast(path string) (above, name string) {
+	at := strings.LastIndexByte(path, '/')
+	return path[:max(0, at)], path[at+1:]
+}
+
+// renderBranch returns how a block or a branch ended, on one line.
+func renderBranch(b *inferencev1.BranchTiming) string {
+	out := ""
+	if b.GetBlock() != "" {
+		out = b.GetBlock() + ", "
+	}
+	if out += b.GetStatus(); b.GetStatus() != "skipped" {
+		out += " after " + Milliseconds(b.GetTook().AsDuration())
+	}
+	if n := b.GetCount(); n > 1 {
+		out += fmt.Sprintf(", %d times", n)
+	}
+	if n := b.GetItems(); n > 0 {
+		out += fmt.Sprintf(", %d items (%d failed), P50 %s, max %s", n, b.GetFailed(), Milliseconds(b.GetItemP50().AsDuration()), Milliseconds(b.GetItemMax().AsDuration()))
+	}
+	if b.GetWhy() != "" {
+		out += ": " + b.GetWhy()
+	}
+	return out
 }
 
 // RenderStep returns what a step cost, on one line.

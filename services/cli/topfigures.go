@@ -109,6 +109,8 @@ type topFigures struct {
 	P99               figure            `json:"p99Seconds"`
 	FailuresPerSecond map[string]figure `json:"failuresPerSecond"`
 	Stages            []*stageFigures   `json:"stages"`
+	// MapItems is how many items a map has for a request, by pipeline and path.
+	MapItems map[string]figure `json:"mapItems,omitempty"`
 
 	// records come from the registry.
 	records  []*adminv1.HostStatus
@@ -249,6 +251,12 @@ func (f *topFigures) addState(s series) {
 		if s.labels["state"] == "queued" {
 			host().queued += value
 		}
+	case "stagemesh_graph_map_items": // of several gateways the largest
+		if f.MapItems == nil {
+			f.MapItems = map[string]figure{}
+		}
+		name := s.labels["pipeline"] + "/" + s.labels["map"]
+		f.MapItems[name] = max(f.MapItems[name], figure(s.GetGauge().GetValue()))
 	case "stagemesh_stage_slots":
 		host().slots += value
 	}

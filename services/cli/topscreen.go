@@ -181,7 +181,7 @@ func (v *topView) lines(f *topFigures) []string {
 	out := []string{
 		v.line(bold, title),
 		v.line("", fmt.Sprintf("%s requests/s   P50 %s   P99 %s   %d in flight", f.RequestsPerSecond.number(), f.P50.duration(), f.P99.duration(), f.InFlight)),
-		v.line("", failuresOf(f)),
+		v.line("", failuresOf(f)+mapsOf(f)),
 		v.line(red, cmp.Or(v.problem, f.unhealthy())),
 	}
 	stages, selected := v.stageOrder(f)
@@ -272,6 +272,17 @@ func failuresOf(f *topFigures) string {
 		reasons[i] = reason + " " + f.FailuresPerSecond[reason].number()
 	}
 	return "failures/s: " + strings.Join(reasons, "   ")
+}
+
+// mapsOf returns how many items the maps have for a request.
+func mapsOf(f *topFigures) (out string) {
+	for _, name := range slices.Sorted(maps.Keys(f.MapItems)) {
+		out += "   " + name + " " + f.MapItems[name].number()
+	}
+	if out != "" {
+		out = "   items/request:" + out
+	}
+	return out
 }
 
 // hostFormat is 80 characters wide.

@@ -3,6 +3,7 @@ package meshtest_test
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -111,6 +112,27 @@ func graphBed(bed *meshtest.Bed) {
 	}, "x"))
 }
 
+// checkBranches checks the branches of a timeline.
+func checkBranches(t *testing.T, a answer, want ...string) {
+	t.Helper()
+	var got []string
+	for _, b := range a.response.Timeline.Branches {
+		text := strings.Join(slices.DeleteFunc([]string{b.Path, b.Block, b.Status}, func(s string) bool { return s == "" }), " ")
+		if b.Items > 0 {
+			text += fmt.Sprintf(" %d of %d", b.Failed, b.Items)
+		}
+		if b.Why != "" {
+			text += ": " + b.Why
+		}
+		got = append(got, text)
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("the branches are %q, want %q", got, want)
+	}
+}
+
 func TestBlocksAnswer(t *testing.T) {
 	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
 		graphBed(bed)
@@ -167,10 +189,15 @@ func TestBlocksAnswer(t *testing.T) {
 			if got := a.response.Metadata[request.Partial]; got != "both/right" {
 				t.Errorf("partial is %q, want both/right", got)
 			}
+			checkBranches(t, a, "both/left done", "both parallel done", "both/right failed: RUNNER_FAILED")
+			infer(t.Context(), g, &request.Request{Pipeline: "parallel", Inputs: []payload.Part{vector("x", 3)}, IsComplete: true}).checkOK(t)
+			infer(t.Context(), g, &request.Request{Pipeline: "parallel", Inputs: []payload.Part{vector("x", -3)}, IsComplete: true}).checkFault(t, fault.RunnerFailed)
 		})
 		t.Run("switch", func(t *testing.T) {
 			check(t, valuesOf(t, ask(t, "switch", vector("x", 3)).checkOK(t).response.Outputs, "y"), 4)
-			check(t, valuesOf(t, ask(t, "switch", vector("x", -3)).checkOK(t).response.Outputs, "z"), -6)
+			a := ask(t, "switch", vector("x", -3)).checkOK(t)
+			check(t, valuesOf(t, a.response.Outputs, "z"), -6)
+			checkBranches(t, a, "which switch done", "which/1 skipped: x is -3", "which/2 skipped: x is -3", "which/else done")
 			ask(t, "switch", vector("x", -300)).checkFault(t, fault.InvalidInput)
 			ask(t, "switch", vector("x", 1, 2)).checkFault(t, fault.InvalidInput)
 		})
@@ -200,6 +227,11 @@ func TestBlocksAnswer(t *testing.T) {
 			if got := a.response.Metadata[request.Partial]; got != "each" {
 				t.Errorf("partial is %q, want each", got)
 			}
+			checkBranches(t, a, "each map done 10 of 100")
+			if factor := g.Service().FanFactors("map")["each"]; factor != 100 {
+				t.Errorf("the fan factor is %v", factor)
+			}
+			infer(t.Context(), g, &request.Request{Pipeline: "map", Inputs: []payload.Part{payload.OfTensor("list", in)}, IsComplete: true}).checkFault(t, fault.RunnerFailed)
 			empty, err := tensor.FromFP32([]int64{0, 1}, nil)
 			if err != nil {
 				t.Fatal(err)
@@ -214,6 +246,49 @@ func TestBlocksAnswer(t *testing.T) {
 		t.Run("split", func(t *testing.T) {
 			check(t, valuesOf(t, ask(t, "split", vector("x", 3)).checkOK(t).response.Outputs, "y"), 4)
 		})
+	})
+}
+
+// While a request runs its report names what runs, and afterwards how its branches ended.
+func TestBlocksAreExplained(t *testing.T) {
+	meshtest.EachWay(t, func(t *testing.T, bed *meshtest.Bed) {
+		graphBed(bed)
+		runs, ends := make(chan struct{}), make(chan struct{})
+		bed.Host("wait", numbers("w", func(in map[string][]float32) ([]float32, error) {
+			close(runs)
+			<-ends
+			return in["x"], nil
+		}, "x"))
+		g := bed.Gateway([]pipeline.Pipeline{{Name: "p", Steps: steps(
+			block("which", pipeline.Block{Switch: []pipeline.Case{
+				{When: &pipeline.Predicate{Part: "x", Above: new(float64(5))}, Steps: steps(step("add"))}, {Else: steps(step("double"))},
+			}}),
+			block("both", pipeline.Block{Parallel: &pipeline.Parallel{Branches: map[string]pipeline.Branch{
+				"fast": {Steps: steps(step("add-2", "x", "x"))}, "slow": {Steps: steps(step("wait", "x", "x"))},
+			}}}),
+		)}}, withAdmin)
+		answered := make(chan answer, 1)
+		go func() {
+			answered <- infer(context.WithoutCancel(t.Context()), g, &request.Request{Pipeline: "p", Inputs: []payload.Part{vector("x", 1)}})
+		}()
+		testbed.Receive(t, "a step runs", runs)
+		id := ""
+		testbed.Eventually(t, "the report says what runs", func() bool {
+			requests, _ := g.Service().Requests(t.Context(), "", 100)
+			for _, r := range requests {
+				if len(r.GetStages()) > 1 {
+					id = r.GetRequestId()
+				}
+			}
+			text := strings.Join(mustExplain(t, g, id).GetSummary(), "\n")
+			return regexp.MustCompile(`(?s)which took .*: 1 was skipped, since x is 1, else was done after .*both so far: fast was done after .*\nStep both/slow/wait has run for .*, as request [0-9a-f-]{36}\.`).MatchString(text)
+		})
+		close(ends)
+		testbed.Receive(t, "an answer", answered).checkOK(t)
+		text := strings.Join(mustExplain(t, g, id).GetSummary(), "\n")
+		if !regexp.MustCompile(`(?s)which took .*: 1 was skipped, since x is 1, else was done after .*\nboth took .*: fast was done after .*, slow was done after`).MatchString(text) {
+			t.Errorf("the report is\n%s", text)
+		}
 	})
 }
 

@@ -19,6 +19,9 @@ import (
 // timeoutParameter is the time limit of a request, in microseconds.
 const timeoutParameter = "timeout"
 
+// completeParameter makes an answer that lacks parts of a branch a failure.
+const completeParameter = "stagemesh_complete"
+
 type input = oipv2.ModelInferRequest_InferInputTensor
 
 // toRequest converts a message, or returns why it is not valid.
@@ -34,30 +37,34 @@ func toRequest(ctx context.Context, in *oipv2.ModelInferRequest, model Model, me
 	if out.Parameters, err = oipcodec.ParametersOf("parameters", in.GetParameters()); err != nil {
 		return nil, err
 	}
-	if out.Timeout, err = takeTimeout(ctx, out.Parameters); err != nil {
+	if err = takeOwnParameters(ctx, out); err != nil {
 		return nil, err
 	}
 	out.Inputs, err = inputs(in, model, memory)
 	return out, err
 }
 
-// takeTimeout removes the protocol's own parameters, which no runner receives, and
-// returns the request's timeout.
-func takeTimeout(ctx context.Context, p payload.Parameters) (time.Duration, error) {
-	out, err := timeout(ctx, p)
-	if err != nil {
-		return 0, err
-	}
-	for _, name := range []string{emptyFinalParameter, finalParameter} {
-		if value, ok := p[name]; ok {
-			if _, is := value.Any().(bool); !is {
-				return 0, invalid("parameters."+name, "%s is neither true nor false", value)
-			}
-		}
-		delete(p, name)
+// takeOwnParameters removes the protocol's and the mesh's own parameters, which no runner receives, and
+// sets the request's timeout and whether it has to be complete.
+func takeOwnParameters(ctx context.Context, r *request.Request) (err error) {
+	p := r.Parameters
+	if r.Timeout, err = timeout(ctx, p); err != nil {
+		return err
 	}
 	delete(p, timeoutParameter)
-	return out, nil
+	for _, name := range []string{emptyFinalParameter, finalParameter, completeParameter} {
+		value, ok := p[name]
+		if !ok {
+			continue
+		}
+		is, isBool := value.Any().(bool)
+		if !isBool {
+			return invalid("parameters."+name, "%s is neither true nor false", value)
+		}
+		r.IsComplete = r.IsComplete || name == completeParameter && is
+		delete(p, name)
+	}
+	return nil
 }
 
 // timeout returns the earlier of the parameter and the call's own deadline, or 0 if

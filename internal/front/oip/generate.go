@@ -60,7 +60,7 @@ func generationOf(ctx context.Context, name string, text []byte, model Model, me
 	if err := out.request.Parameters.Validate(); err != nil {
 		return nil, invalid(parametersKey, "%s", err)
 	}
-	if out.request.Timeout, err = takeTimeout(ctx, out.request.Parameters); err != nil {
+	if err = takeOwnParameters(ctx, out.request); err != nil {
 		return nil, err
 	}
 	return out, payload.Validate("inputs", out.request.Inputs)

@@ -305,7 +305,7 @@ func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, 
 	}
 	out = &request.Request{Pipeline: name, ByModel: true, Parameters: in.Parameters, Outputs: in.OutputNames(), Trace: transport.TraceContext(r.Header)}
 	out.Origin = transport.HTTPOrigin(r, "/v2/models/{model}/infer")
-	if out.Timeout, err = takeTimeout(r.Context(), out.Parameters); err != nil {
+	if err = takeOwnParameters(r.Context(), out); err != nil {
 		return nil, as, err
 	}
 	if out.Inputs, err = in.Parts(); err != nil {
@@ -452,7 +452,7 @@ func write(w http.ResponseWriter, r *request.Response, text []byte, binary [][]b
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set(transport.HeaderRequestID, r.RequestID)
 	transport.SetNotes(r.Metadata, h.Set)
-	h.Set(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps))
+	h.Set(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps, r.Timeline.Branches))
 	_, _ = w.Write(text)
 	for _, raw := range binary {
 		_, _ = w.Write(raw)

@@ -208,7 +208,7 @@ func (s *service) modelInfer(ctx context.Context, c *transport.Call, in *oipv2.M
 	}
 	c.SetHeader(transport.HeaderRequestID, out.RequestID)
 	transport.SetNotes(out.Metadata, c.SetHeader)
-	c.SetTrailer(transport.HeaderServerTiming, transport.ServerTiming(out.Timeline.Total, out.Timeline.Steps))
+	c.SetTrailer(transport.HeaderServerTiming, transport.ServerTiming(out.Timeline.Total, out.Timeline.Steps, out.Timeline.Branches))
 	return response(in, out.Outputs), nil
 }
 

@@ -84,7 +84,7 @@ func withCORS(next http.Handler, origins []string) http.Handler {
 		AllowedOrigins: origins,
 		AllowedMethods: slices.Concat(connectcors.AllowedMethods(), []string{http.MethodHead, http.MethodDelete}),
 		AllowedHeaders: slices.Concat(connectcors.AllowedHeaders(), []string{
-			transport.HeaderTimeout, transport.HeaderPriority, transport.HeaderDurability, transport.HeaderIdempotencyKey, transport.HeaderWaitForCapacity,
+			transport.HeaderTimeout, transport.HeaderPriority, transport.HeaderDurability, transport.HeaderIdempotencyKey, transport.HeaderWaitForCapacity, transport.HeaderComplete,
 			transport.HeaderTraceParent, transport.HeaderTraceState, transport.HeaderJSONLength, "Authorization", "If-None-Match", "Prefer",
 		}),
 		ExposedHeaders: slices.Concat(connectcors.ExposedHeaders(), []string{

@@ -115,7 +115,7 @@ func setHeaders(c *transport.Call, r *request.Response) {
 	c.SetHeader(transport.HeaderRequestID, r.RequestID)
 	transport.SetNotes(r.Metadata, c.SetHeader)
 	if c.PlainHTTP {
-		c.SetHeader(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps))
+		c.SetHeader(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps, r.Timeline.Branches))
 	}
 }
 

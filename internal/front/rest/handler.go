@@ -126,7 +126,7 @@ func (h *handler) write(w http.ResponseWriter, get func() (*response, error)) {
 
 // fail sends the error of a request that arrived at start.
 func (h *handler) fail(w http.ResponseWriter, err error, start time.Time) {
-	w.Header().Set(transport.HeaderServerTiming, transport.ServerTiming(time.Since(start), nil))
+	w.Header().Set(transport.HeaderServerTiming, transport.ServerTiming(time.Since(start), nil, nil))
 	transport.WriteFault(w, err)
 }
 

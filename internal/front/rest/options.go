@@ -23,7 +23,7 @@ import (
 // options sets the options of headers and query.
 func options(out *request.Request, r *http.Request) error {
 	for _, name := range []string{
-		transport.HeaderTimeout, transport.HeaderPriority, transport.HeaderDurability, transport.HeaderIdempotencyKey, transport.HeaderWaitForCapacity,
+		transport.HeaderTimeout, transport.HeaderPriority, transport.HeaderDurability, transport.HeaderIdempotencyKey, transport.HeaderWaitForCapacity, transport.HeaderComplete,
 	} {
 		if value := strings.TrimSpace(r.Header.Get(name)); value != "" {
 			if err := takeHeader(out, name, value); err != nil {
@@ -59,12 +59,16 @@ func takeHeader(out *request.Request, name, value string) (err error) {
 			return fmt.Errorf("a key is UTF-8 of at most %d bytes", request.MaxIdempotencyKey)
 		}
 		out.IdempotencyKey = value
-	case transport.HeaderWaitForCapacity:
-		waits := value == "true"
-		if !waits && value != "false" {
+	case transport.HeaderWaitForCapacity, transport.HeaderComplete:
+		is := value == "true"
+		if !is && value != "false" {
 			return fmt.Errorf("%.*q: use true or false", fault.MaxQuoted, value)
 		}
-		out.WaitForCapacity = &waits
+		if name == transport.HeaderComplete {
+			out.IsComplete = is
+		} else {
+			out.WaitForCapacity = &is
+		}
 	}
 	return nil
 }

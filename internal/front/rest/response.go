@@ -26,6 +26,8 @@ type format struct {
 	json, packed bool
 	// id is the request's own, and is echoed.
 	id string
+	// line is the number of the request's line, 0 where it has none.
+	line int
 }
 
 // formatOf returns JSON or MessagePack by the preference in Accept, and of equal ones the
@@ -52,7 +54,7 @@ type response struct {
 
 // encode encodes a response.
 func (f format) encode(r *request.Response) (*response, error) {
-	out := &response{requestID: r.RequestID, metadata: r.Metadata, timing: transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps)}
+	out := &response{requestID: r.RequestID, metadata: r.Metadata, timing: transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps, r.Timeline.Branches)}
 	if len(r.Outputs) == 1 && r.Outputs[0].Tensor == nil && !f.json && !f.packed {
 		blob := r.Outputs[0].Blob
 		out.contentType, out.body, out.blob = mediaType(blob), blob.Data, true
@@ -100,7 +102,11 @@ func Document(r *request.Response) ([]byte, error) { return format{}.document(r)
 // document returns the response as JSON.
 func (f format) document(r *request.Response) ([]byte, error) {
 	dst := make([]byte, 0, 1024+2*payload.Size(r.Outputs))
-	dst = oipjson.AppendString(append(dst, `{"request_id":`...), r.RequestID)
+	dst = append(dst, '{')
+	if f.line > 0 {
+		dst = append(strconv.AppendInt(append(dst, `"line":`...), int64(f.line), 10), ',')
+	}
+	dst = oipjson.AppendString(append(dst, `"request_id":`...), r.RequestID)
 	if f.id != "" {
 		dst = oipjson.AppendString(append(dst, `,"id":`...), f.id)
 	}
@@ -178,8 +184,23 @@ func isText(contentType string) bool {
 
 // timeline is a request.Timeline as JSON, in milliseconds.
 type timeline struct {
-	TotalMS float64 `json:"total_ms"`
-	Steps   []step  `json:"steps"`
+	TotalMS  float64  `json:"total_ms"`
+	Steps    []step   `json:"steps"`
+	Branches []branch `json:"branches,omitempty"`
+}
+
+type branch struct {
+	Path      string  `json:"path"`
+	Block     string  `json:"block,omitempty"`
+	Status    string  `json:"status"`
+	Why       string  `json:"why,omitempty"`
+	BeganMS   float64 `json:"began_ms"`
+	TookMS    float64 `json:"took_ms"`
+	Count     uint32  `json:"count,omitempty"`
+	Items     uint32  `json:"items,omitempty"`
+	Failed    uint32  `json:"failed,omitempty"`
+	ItemP50MS float64 `json:"item_p50_ms,omitempty"`
+	ItemMaxMS float64 `json:"item_max_ms,omitempty"`
 }
 
 type step struct {
@@ -207,6 +228,12 @@ func timelineOf(t request.Timeline) timeline {
 			QueueWaitMS: transport.Milliseconds(s.QueueWait), BatchWaitMS: transport.Milliseconds(s.BatchWait), ModelWaitMS: transport.Milliseconds(s.ModelWait), RunMS: transport.Milliseconds(s.Run),
 			BatchSize: s.BatchSize, BatchRows: s.BatchRows, Rows: s.Rows, DispatchReason: s.Dispatch, Local: s.Local, Path: s.Path,
 		}
+	}
+	for _, b := range t.Branches {
+		out.Branches = append(out.Branches, branch{
+			Path: b.Path, Block: b.Block, Status: b.Status, Why: b.Why, BeganMS: transport.Milliseconds(b.Began), TookMS: transport.Milliseconds(b.Took),
+			Count: b.Count, Items: b.Items, Failed: b.Failed, ItemP50MS: transport.Milliseconds(b.ItemP50), ItemMaxMS: transport.Milliseconds(b.ItemMax),
+		})
 	}
 	return out
 }

@@ -91,6 +91,16 @@ func serves(name pipeline.StageName, r runner.Runner, edits ...func(*stagemesh.S
 // is traced if its caller traces it, and all items pass the broker.
 func start(t *testing.T, edit func(*stagemesh.Settings, *tracing.Config), stages ...stagemesh.Stage) *bed {
 	t.Helper()
+	p := pipeline.Pipeline{Name: "p"}
+	for _, stage := range stages {
+		p.Steps = append(p.Steps, pipeline.Step{Name: pipeline.StepName(stage.Name), Stage: stage.Name})
+	}
+	return startPipeline(t, edit, p, stages...)
+}
+
+// startPipeline is start with another pipeline.
+func startPipeline(t *testing.T, edit func(*stagemesh.Settings, *tracing.Config), p pipeline.Pipeline, stages ...stagemesh.Stage) *bed {
+	t.Helper()
 	b := &bed{T: t, jaeger: jaeger(t), name: fmt.Sprint("mesh", beds.Add(1)), log: &testbed.Log{}}
 	none := 0.0
 	s := stagemesh.Settings{Mesh: pipeline.MeshName(b.name), NoLocalHops: true, Logger: slog.New(slog.NewJSONHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
@@ -112,14 +122,12 @@ func start(t *testing.T, edit func(*stagemesh.Settings, *tracing.Config), stages
 	if b.Mesh, err = stagemesh.New(s); err != nil {
 		t.Fatal(err)
 	}
-	p := pipeline.Pipeline{Name: "p"}
 	for _, stage := range stages {
 		if stage.Runner != nil { // else its hosts are other processes
 			if err := b.AddStage(stage); err != nil {
 				t.Fatal(err)
 			}
 		}
-		p.Steps = append(p.Steps, pipeline.Step{Name: pipeline.StepName(stage.Name), Stage: stage.Name})
 	}
 	if err := b.AddPipeline(p); err != nil {
 		t.Fatal(err)

@@ -341,8 +341,10 @@ type PipelineStatus struct {
 	InFile   bool `protobuf:"varint,4,opt,name=in_file,json=inFile,proto3" json:"in_file,omitempty"`
 	FromFile bool `protobuf:"varint,5,opt,name=from_file,json=fromFile,proto3" json:"from_file,omitempty"`
 	// Every stage has a host that takes items, and where not, which has none.
-	Ready         bool   `protobuf:"varint,6,opt,name=ready,proto3" json:"ready,omitempty"`
-	Cause         string `protobuf:"bytes,7,opt,name=cause,proto3" json:"cause,omitempty"`
+	Ready bool   `protobuf:"varint,6,opt,name=ready,proto3" json:"ready,omitempty"`
+	Cause string `protobuf:"bytes,7,opt,name=cause,proto3" json:"cause,omitempty"`
+	// Maps of its steps, with how many items a request has.
+	Maps          []*MapStatus `protobuf:"bytes,8,rep,name=maps,proto3" json:"maps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -426,6 +428,68 @@ func (x *PipelineStatus) GetCause() string {
 	return ""
 }
 
+func (x *PipelineStatus) GetMaps() []*MapStatus {
+	if x != nil {
+		return x.Maps
+	}
+	return nil
+}
+
+// MapStatus is what the gateway that answers has learnt of a map.
+type MapStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Such as labels.
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Items that a request has, as a moving mean of the last ones.
+	Items         float64 `protobuf:"fixed64,2,opt,name=items,proto3" json:"items,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MapStatus) Reset() {
+	*x = MapStatus{}
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MapStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MapStatus) ProtoMessage() {}
+
+func (x *MapStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MapStatus.ProtoReflect.Descriptor instead.
+func (*MapStatus) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *MapStatus) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *MapStatus) GetItems() float64 {
+	if x != nil {
+		return x.Items
+	}
+	return 0
+}
+
 type GetPipelineRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -435,7 +499,7 @@ type GetPipelineRequest struct {
 
 func (x *GetPipelineRequest) Reset() {
 	*x = GetPipelineRequest{}
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[5]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -447,7 +511,7 @@ func (x *GetPipelineRequest) String() string {
 func (*GetPipelineRequest) ProtoMessage() {}
 
 func (x *GetPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[5]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -460,7 +524,7 @@ func (x *GetPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPipelineRequest.ProtoReflect.Descriptor instead.
 func (*GetPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{5}
+	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetPipelineRequest) GetName() string {
@@ -479,7 +543,7 @@ type GetPipelineResponse struct {
 
 func (x *GetPipelineResponse) Reset() {
 	*x = GetPipelineResponse{}
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[6]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -491,7 +555,7 @@ func (x *GetPipelineResponse) String() string {
 func (*GetPipelineResponse) ProtoMessage() {}
 
 func (x *GetPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[6]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -504,7 +568,7 @@ func (x *GetPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPipelineResponse.ProtoReflect.Descriptor instead.
 func (*GetPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{6}
+	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetPipelineResponse) GetPipeline() *PipelineStatus {
@@ -524,7 +588,7 @@ type PlanPipelinesRequest struct {
 
 func (x *PlanPipelinesRequest) Reset() {
 	*x = PlanPipelinesRequest{}
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[7]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -536,7 +600,7 @@ func (x *PlanPipelinesRequest) String() string {
 func (*PlanPipelinesRequest) ProtoMessage() {}
 
 func (x *PlanPipelinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[7]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -549,7 +613,7 @@ func (x *PlanPipelinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanPipelinesRequest.ProtoReflect.Descriptor instead.
 func (*PlanPipelinesRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{7}
+	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PlanPipelinesRequest) GetPipelines() []*v1.Pipeline {
@@ -569,7 +633,7 @@ type PlanPipelinesResponse struct {
 
 func (x *PlanPipelinesResponse) Reset() {
 	*x = PlanPipelinesResponse{}
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[8]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -581,7 +645,7 @@ func (x *PlanPipelinesResponse) String() string {
 func (*PlanPipelinesResponse) ProtoMessage() {}
 
 func (x *PlanPipelinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[8]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -594,7 +658,7 @@ func (x *PlanPipelinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanPipelinesResponse.ProtoReflect.Descriptor instead.
 func (*PlanPipelinesResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{8}
+	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PlanPipelinesResponse) GetPlans() []*PipelinePlan {
@@ -618,7 +682,7 @@ type PipelinePlan struct {
 
 func (x *PipelinePlan) Reset() {
 	*x = PipelinePlan{}
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[9]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -630,7 +694,7 @@ func (x *PipelinePlan) String() string {
 func (*PipelinePlan) ProtoMessage() {}
 
 func (x *PipelinePlan) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[9]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -643,7 +707,7 @@ func (x *PipelinePlan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelinePlan.ProtoReflect.Descriptor instead.
 func (*PipelinePlan) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{9}
+	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PipelinePlan) GetName() string {
@@ -688,7 +752,7 @@ type PipelineProblem struct {
 
 func (x *PipelineProblem) Reset() {
 	*x = PipelineProblem{}
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[10]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -700,7 +764,7 @@ func (x *PipelineProblem) String() string {
 func (*PipelineProblem) ProtoMessage() {}
 
 func (x *PipelineProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[10]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -713,7 +777,7 @@ func (x *PipelineProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PipelineProblem.ProtoReflect.Descriptor instead.
 func (*PipelineProblem) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{10}
+	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PipelineProblem) GetSeverity() PipelineSeverity {
@@ -751,7 +815,7 @@ type ApplyPipelineRequest struct {
 
 func (x *ApplyPipelineRequest) Reset() {
 	*x = ApplyPipelineRequest{}
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[11]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -763,7 +827,7 @@ func (x *ApplyPipelineRequest) String() string {
 func (*ApplyPipelineRequest) ProtoMessage() {}
 
 func (x *ApplyPipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[11]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -776,7 +840,7 @@ func (x *ApplyPipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPipelineRequest.ProtoReflect.Descriptor instead.
 func (*ApplyPipelineRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{11}
+	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ApplyPipelineRequest) GetPipeline() *v1.Pipeline {
@@ -812,7 +876,7 @@ type ApplyPipelineResponse struct {
 
 func (x *ApplyPipelineResponse) Reset() {
 	*x = ApplyPipelineResponse{}
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[12]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +888,7 @@ func (x *ApplyPipelineResponse) String() string {
 func (*ApplyPipelineResponse) ProtoMessage() {}
 
 func (x *ApplyPipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[12]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +901,7 @@ func (x *ApplyPipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyPipelineResponse.ProtoReflect.Descriptor instead.
 func (*ApplyPipelineResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{12}
+	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ApplyPipelineResponse) GetPipeline() *PipelineStatus {
@@ -872,7 +936,7 @@ type DeletePipelineRequest struct {
 
 func (x *DeletePipelineRequest) Reset() {
 	*x = DeletePipelineRequest{}
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[13]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +948,7 @@ func (x *DeletePipelineRequest) String() string {
 func (*DeletePipelineRequest) ProtoMessage() {}
 
 func (x *DeletePipelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[13]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +961,7 @@ func (x *DeletePipelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePipelineRequest.ProtoReflect.Descriptor instead.
 func (*DeletePipelineRequest) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{13}
+	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeletePipelineRequest) GetName() string {
@@ -922,7 +986,7 @@ type DeletePipelineResponse struct {
 
 func (x *DeletePipelineResponse) Reset() {
 	*x = DeletePipelineResponse{}
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[14]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -934,7 +998,7 @@ func (x *DeletePipelineResponse) String() string {
 func (*DeletePipelineResponse) ProtoMessage() {}
 
 func (x *DeletePipelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[14]
+	mi := &file_stagemesh_admin_v1_pipeline_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -947,7 +1011,7 @@ func (x *DeletePipelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeletePipelineResponse.ProtoReflect.Descriptor instead.
 func (*DeletePipelineResponse) Descriptor() ([]byte, []int) {
-	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{14}
+	return file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP(), []int{15}
 }
 
 var File_stagemesh_admin_v1_pipeline_proto protoreflect.FileDescriptor
@@ -968,7 +1032,7 @@ const file_stagemesh_admin_v1_pipeline_proto_rawDesc = "" +
 	"\vstale_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"staleSince\x12\x1f\n" +
 	"\vstale_cause\x18\x03 \x01(\tR\n" +
-	"staleCause\"\x82\x02\n" +
+	"staleCause\"\xb5\x02\n" +
 	"\x0ePipelineStatus\x127\n" +
 	"\bpipeline\x18\x01 \x01(\v2\x1b.stagemesh.mesh.v1.PipelineR\bpipeline\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x129\n" +
@@ -977,7 +1041,11 @@ const file_stagemesh_admin_v1_pipeline_proto_rawDesc = "" +
 	"\ain_file\x18\x04 \x01(\bR\x06inFile\x12\x1b\n" +
 	"\tfrom_file\x18\x05 \x01(\bR\bfromFile\x12\x14\n" +
 	"\x05ready\x18\x06 \x01(\bR\x05ready\x12\x14\n" +
-	"\x05cause\x18\a \x01(\tR\x05cause\"(\n" +
+	"\x05cause\x18\a \x01(\tR\x05cause\x121\n" +
+	"\x04maps\x18\b \x03(\v2\x1d.stagemesh.admin.v1.MapStatusR\x04maps\"5\n" +
+	"\tMapStatus\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05items\x18\x02 \x01(\x01R\x05items\"(\n" +
 	"\x12GetPipelineRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"U\n" +
 	"\x13GetPipelineResponse\x12>\n" +
@@ -1040,7 +1108,7 @@ func file_stagemesh_admin_v1_pipeline_proto_rawDescGZIP() []byte {
 }
 
 var file_stagemesh_admin_v1_pipeline_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_stagemesh_admin_v1_pipeline_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_stagemesh_admin_v1_pipeline_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_stagemesh_admin_v1_pipeline_proto_goTypes = []any{
 	(PipelineChange)(0),            // 0: stagemesh.admin.v1.PipelineChange
 	(PipelineSeverity)(0),          // 1: stagemesh.admin.v1.PipelineSeverity
@@ -1049,54 +1117,56 @@ var file_stagemesh_admin_v1_pipeline_proto_goTypes = []any{
 	(*WatchPipelinesRequest)(nil),  // 4: stagemesh.admin.v1.WatchPipelinesRequest
 	(*WatchPipelinesResponse)(nil), // 5: stagemesh.admin.v1.WatchPipelinesResponse
 	(*PipelineStatus)(nil),         // 6: stagemesh.admin.v1.PipelineStatus
-	(*GetPipelineRequest)(nil),     // 7: stagemesh.admin.v1.GetPipelineRequest
-	(*GetPipelineResponse)(nil),    // 8: stagemesh.admin.v1.GetPipelineResponse
-	(*PlanPipelinesRequest)(nil),   // 9: stagemesh.admin.v1.PlanPipelinesRequest
-	(*PlanPipelinesResponse)(nil),  // 10: stagemesh.admin.v1.PlanPipelinesResponse
-	(*PipelinePlan)(nil),           // 11: stagemesh.admin.v1.PipelinePlan
-	(*PipelineProblem)(nil),        // 12: stagemesh.admin.v1.PipelineProblem
-	(*ApplyPipelineRequest)(nil),   // 13: stagemesh.admin.v1.ApplyPipelineRequest
-	(*ApplyPipelineResponse)(nil),  // 14: stagemesh.admin.v1.ApplyPipelineResponse
-	(*DeletePipelineRequest)(nil),  // 15: stagemesh.admin.v1.DeletePipelineRequest
-	(*DeletePipelineResponse)(nil), // 16: stagemesh.admin.v1.DeletePipelineResponse
-	(*timestamppb.Timestamp)(nil),  // 17: google.protobuf.Timestamp
-	(*v1.Pipeline)(nil),            // 18: stagemesh.mesh.v1.Pipeline
+	(*MapStatus)(nil),              // 7: stagemesh.admin.v1.MapStatus
+	(*GetPipelineRequest)(nil),     // 8: stagemesh.admin.v1.GetPipelineRequest
+	(*GetPipelineResponse)(nil),    // 9: stagemesh.admin.v1.GetPipelineResponse
+	(*PlanPipelinesRequest)(nil),   // 10: stagemesh.admin.v1.PlanPipelinesRequest
+	(*PlanPipelinesResponse)(nil),  // 11: stagemesh.admin.v1.PlanPipelinesResponse
+	(*PipelinePlan)(nil),           // 12: stagemesh.admin.v1.PipelinePlan
+	(*PipelineProblem)(nil),        // 13: stagemesh.admin.v1.PipelineProblem
+	(*ApplyPipelineRequest)(nil),   // 14: stagemesh.admin.v1.ApplyPipelineRequest
+	(*ApplyPipelineResponse)(nil),  // 15: stagemesh.admin.v1.ApplyPipelineResponse
+	(*DeletePipelineRequest)(nil),  // 16: stagemesh.admin.v1.DeletePipelineRequest
+	(*DeletePipelineResponse)(nil), // 17: stagemesh.admin.v1.DeletePipelineResponse
+	(*timestamppb.Timestamp)(nil),  // 18: google.protobuf.Timestamp
+	(*v1.Pipeline)(nil),            // 19: stagemesh.mesh.v1.Pipeline
 }
 var file_stagemesh_admin_v1_pipeline_proto_depIdxs = []int32{
 	6,  // 0: stagemesh.admin.v1.ListPipelinesResponse.pipelines:type_name -> stagemesh.admin.v1.PipelineStatus
-	17, // 1: stagemesh.admin.v1.ListPipelinesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	18, // 1: stagemesh.admin.v1.ListPipelinesResponse.stale_since:type_name -> google.protobuf.Timestamp
 	6,  // 2: stagemesh.admin.v1.WatchPipelinesResponse.pipelines:type_name -> stagemesh.admin.v1.PipelineStatus
-	17, // 3: stagemesh.admin.v1.WatchPipelinesResponse.stale_since:type_name -> google.protobuf.Timestamp
-	18, // 4: stagemesh.admin.v1.PipelineStatus.pipeline:type_name -> stagemesh.mesh.v1.Pipeline
-	17, // 5: stagemesh.admin.v1.PipelineStatus.applied_at:type_name -> google.protobuf.Timestamp
-	6,  // 6: stagemesh.admin.v1.GetPipelineResponse.pipeline:type_name -> stagemesh.admin.v1.PipelineStatus
-	18, // 7: stagemesh.admin.v1.PlanPipelinesRequest.pipelines:type_name -> stagemesh.mesh.v1.Pipeline
-	11, // 8: stagemesh.admin.v1.PlanPipelinesResponse.plans:type_name -> stagemesh.admin.v1.PipelinePlan
-	0,  // 9: stagemesh.admin.v1.PipelinePlan.change:type_name -> stagemesh.admin.v1.PipelineChange
-	6,  // 10: stagemesh.admin.v1.PipelinePlan.current:type_name -> stagemesh.admin.v1.PipelineStatus
-	12, // 11: stagemesh.admin.v1.PipelinePlan.problems:type_name -> stagemesh.admin.v1.PipelineProblem
-	1,  // 12: stagemesh.admin.v1.PipelineProblem.severity:type_name -> stagemesh.admin.v1.PipelineSeverity
-	18, // 13: stagemesh.admin.v1.ApplyPipelineRequest.pipeline:type_name -> stagemesh.mesh.v1.Pipeline
-	6,  // 14: stagemesh.admin.v1.ApplyPipelineResponse.pipeline:type_name -> stagemesh.admin.v1.PipelineStatus
-	0,  // 15: stagemesh.admin.v1.ApplyPipelineResponse.change:type_name -> stagemesh.admin.v1.PipelineChange
-	12, // 16: stagemesh.admin.v1.ApplyPipelineResponse.problems:type_name -> stagemesh.admin.v1.PipelineProblem
-	2,  // 17: stagemesh.admin.v1.PipelineService.ListPipelines:input_type -> stagemesh.admin.v1.ListPipelinesRequest
-	4,  // 18: stagemesh.admin.v1.PipelineService.WatchPipelines:input_type -> stagemesh.admin.v1.WatchPipelinesRequest
-	7,  // 19: stagemesh.admin.v1.PipelineService.GetPipeline:input_type -> stagemesh.admin.v1.GetPipelineRequest
-	9,  // 20: stagemesh.admin.v1.PipelineService.PlanPipelines:input_type -> stagemesh.admin.v1.PlanPipelinesRequest
-	13, // 21: stagemesh.admin.v1.PipelineService.ApplyPipeline:input_type -> stagemesh.admin.v1.ApplyPipelineRequest
-	15, // 22: stagemesh.admin.v1.PipelineService.DeletePipeline:input_type -> stagemesh.admin.v1.DeletePipelineRequest
-	3,  // 23: stagemesh.admin.v1.PipelineService.ListPipelines:output_type -> stagemesh.admin.v1.ListPipelinesResponse
-	5,  // 24: stagemesh.admin.v1.PipelineService.WatchPipelines:output_type -> stagemesh.admin.v1.WatchPipelinesResponse
-	8,  // 25: stagemesh.admin.v1.PipelineService.GetPipeline:output_type -> stagemesh.admin.v1.GetPipelineResponse
-	10, // 26: stagemesh.admin.v1.PipelineService.PlanPipelines:output_type -> stagemesh.admin.v1.PlanPipelinesResponse
-	14, // 27: stagemesh.admin.v1.PipelineService.ApplyPipeline:output_type -> stagemesh.admin.v1.ApplyPipelineResponse
-	16, // 28: stagemesh.admin.v1.PipelineService.DeletePipeline:output_type -> stagemesh.admin.v1.DeletePipelineResponse
-	23, // [23:29] is the sub-list for method output_type
-	17, // [17:23] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	18, // 3: stagemesh.admin.v1.WatchPipelinesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	19, // 4: stagemesh.admin.v1.PipelineStatus.pipeline:type_name -> stagemesh.mesh.v1.Pipeline
+	18, // 5: stagemesh.admin.v1.PipelineStatus.applied_at:type_name -> google.protobuf.Timestamp
+	7,  // 6: stagemesh.admin.v1.PipelineStatus.maps:type_name -> stagemesh.admin.v1.MapStatus
+	6,  // 7: stagemesh.admin.v1.GetPipelineResponse.pipeline:type_name -> stagemesh.admin.v1.PipelineStatus
+	19, // 8: stagemesh.admin.v1.PlanPipelinesRequest.pipelines:type_name -> stagemesh.mesh.v1.Pipeline
+	12, // 9: stagemesh.admin.v1.PlanPipelinesResponse.plans:type_name -> stagemesh.admin.v1.PipelinePlan
+	0,  // 10: stagemesh.admin.v1.PipelinePlan.change:type_name -> stagemesh.admin.v1.PipelineChange
+	6,  // 11: stagemesh.admin.v1.PipelinePlan.current:type_name -> stagemesh.admin.v1.PipelineStatus
+	13, // 12: stagemesh.admin.v1.PipelinePlan.problems:type_name -> stagemesh.admin.v1.PipelineProblem
+	1,  // 13: stagemesh.admin.v1.PipelineProblem.severity:type_name -> stagemesh.admin.v1.PipelineSeverity
+	19, // 14: stagemesh.admin.v1.ApplyPipelineRequest.pipeline:type_name -> stagemesh.mesh.v1.Pipeline
+	6,  // 15: stagemesh.admin.v1.ApplyPipelineResponse.pipeline:type_name -> stagemesh.admin.v1.PipelineStatus
+	0,  // 16: stagemesh.admin.v1.ApplyPipelineResponse.change:type_name -> stagemesh.admin.v1.PipelineChange
+	13, // 17: stagemesh.admin.v1.ApplyPipelineResponse.problems:type_name -> stagemesh.admin.v1.PipelineProblem
+	2,  // 18: stagemesh.admin.v1.PipelineService.ListPipelines:input_type -> stagemesh.admin.v1.ListPipelinesRequest
+	4,  // 19: stagemesh.admin.v1.PipelineService.WatchPipelines:input_type -> stagemesh.admin.v1.WatchPipelinesRequest
+	8,  // 20: stagemesh.admin.v1.PipelineService.GetPipeline:input_type -> stagemesh.admin.v1.GetPipelineRequest
+	10, // 21: stagemesh.admin.v1.PipelineService.PlanPipelines:input_type -> stagemesh.admin.v1.PlanPipelinesRequest
+	14, // 22: stagemesh.admin.v1.PipelineService.ApplyPipeline:input_type -> stagemesh.admin.v1.ApplyPipelineRequest
+	16, // 23: stagemesh.admin.v1.PipelineService.DeletePipeline:input_type -> stagemesh.admin.v1.DeletePipelineRequest
+	3,  // 24: stagemesh.admin.v1.PipelineService.ListPipelines:output_type -> stagemesh.admin.v1.ListPipelinesResponse
+	5,  // 25: stagemesh.admin.v1.PipelineService.WatchPipelines:output_type -> stagemesh.admin.v1.WatchPipelinesResponse
+	9,  // 26: stagemesh.admin.v1.PipelineService.GetPipeline:output_type -> stagemesh.admin.v1.GetPipelineResponse
+	11, // 27: stagemesh.admin.v1.PipelineService.PlanPipelines:output_type -> stagemesh.admin.v1.PlanPipelinesResponse
+	15, // 28: stagemesh.admin.v1.PipelineService.ApplyPipeline:output_type -> stagemesh.admin.v1.ApplyPipelineResponse
+	17, // 29: stagemesh.admin.v1.PipelineService.DeletePipeline:output_type -> stagemesh.admin.v1.DeletePipelineResponse
+	24, // [24:30] is the sub-list for method output_type
+	18, // [18:24] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_admin_v1_pipeline_proto_init() }
@@ -1104,15 +1174,15 @@ func file_stagemesh_admin_v1_pipeline_proto_init() {
 	if File_stagemesh_admin_v1_pipeline_proto != nil {
 		return
 	}
-	file_stagemesh_admin_v1_pipeline_proto_msgTypes[11].OneofWrappers = []any{}
-	file_stagemesh_admin_v1_pipeline_proto_msgTypes[13].OneofWrappers = []any{}
+	file_stagemesh_admin_v1_pipeline_proto_msgTypes[12].OneofWrappers = []any{}
+	file_stagemesh_admin_v1_pipeline_proto_msgTypes[14].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_admin_v1_pipeline_proto_rawDesc), len(file_stagemesh_admin_v1_pipeline_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

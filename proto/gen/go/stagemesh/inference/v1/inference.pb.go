@@ -50,8 +50,10 @@ type InferRequest struct {
 	// If a stage of the route is overloaded, wait for capacity until the deadline
 	// instead of being rejected at once. Absent means the pipeline's setting.
 	WaitForCapacity *bool `protobuf:"varint,11,opt,name=wait_for_capacity,json=waitForCapacity,proto3,oneof" json:"wait_for_capacity,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Of a pipeline with blocks: an answer that would be partial is a failure.
+	Complete      bool `protobuf:"varint,12,opt,name=complete,proto3" json:"complete,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InferRequest) Reset() {
@@ -157,6 +159,13 @@ func (x *InferRequest) GetOutputs() []string {
 func (x *InferRequest) GetWaitForCapacity() bool {
 	if x != nil && x.WaitForCapacity != nil {
 		return *x.WaitForCapacity
+	}
+	return false
+}
+
+func (x *InferRequest) GetComplete() bool {
+	if x != nil {
+		return x.Complete
 	}
 	return false
 }
@@ -998,7 +1007,7 @@ var File_stagemesh_inference_v1_inference_proto protoreflect.FileDescriptor
 
 const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\n" +
-	"&stagemesh/inference/v1/inference.proto\x12\x16stagemesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a$stagemesh/inference/v1/payload.proto\"\xe6\x06\n" +
+	"&stagemesh/inference/v1/inference.proto\x12\x16stagemesh.inference.v1\x1a\x1egoogle/protobuf/duration.proto\x1a$stagemesh/inference/v1/payload.proto\"\x82\a\n" +
 	"\fInferRequest\x12\x1a\n" +
 	"\bpipeline\x18\x01 \x01(\tR\bpipeline\x124\n" +
 	"\x06inputs\x18\x02 \x03(\v2\x1c.stagemesh.inference.v1.PartR\x06inputs\x12T\n" +
@@ -1015,7 +1024,8 @@ const file_stagemesh_inference_v1_inference_proto_rawDesc = "" +
 	"\bmetadata\x18\t \x03(\v22.stagemesh.inference.v1.InferRequest.MetadataEntryR\bmetadata\x12\x18\n" +
 	"\aoutputs\x18\n" +
 	" \x03(\tR\aoutputs\x12/\n" +
-	"\x11wait_for_capacity\x18\v \x01(\bH\x00R\x0fwaitForCapacity\x88\x01\x01\x1a\\\n" +
+	"\x11wait_for_capacity\x18\v \x01(\bH\x00R\x0fwaitForCapacity\x88\x01\x01\x12\x1a\n" +
+	"\bcomplete\x18\f \x01(\bR\bcomplete\x1a\\\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
 	"\x05value\x18\x02 \x01(\v2\x1d.stagemesh.inference.v1.ValueR\x05value:\x028\x01\x1a]\n" +

@@ -615,7 +615,10 @@ type Timeline struct {
 	// From admission at the gateway to the reply's arrival there.
 	Total *durationpb.Duration `protobuf:"bytes,1,opt,name=total,proto3" json:"total,omitempty"`
 	// One entry per step that ran, in order.
-	Steps         []*StepTiming `protobuf:"bytes,2,rep,name=steps,proto3" json:"steps,omitempty"`
+	Steps []*StepTiming `protobuf:"bytes,2,rep,name=steps,proto3" json:"steps,omitempty"`
+	// Blocks of the pipeline and their branches, in the order in which they ended; at most 64. Those of
+	// the items of a map are one for each status.
+	Branches      []*BranchTiming `protobuf:"bytes,3,rep,name=branches,proto3" json:"branches,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -664,6 +667,145 @@ func (x *Timeline) GetSteps() []*StepTiming {
 	return nil
 }
 
+func (x *Timeline) GetBranches() []*BranchTiming {
+	if x != nil {
+		return x.Branches
+	}
+	return nil
+}
+
+// BranchTiming is what became of a block, or of a branch of one.
+type BranchTiming struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Such as look/blur.
+	Path string `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// Kind of a block: parallel, map, switch, split or try; empty for a branch.
+	Block string `protobuf:"bytes,2,opt,name=block,proto3" json:"block,omitempty"`
+	// done, skipped, late, failed, cancelled; running in a report of a request in flight.
+	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	// Value that decided where a branch is skipped or chosen, or reason why it failed.
+	Why string `protobuf:"bytes,4,opt,name=why,proto3" json:"why,omitempty"`
+	// From the request's admission until it began.
+	Began *durationpb.Duration `protobuf:"bytes,5,opt,name=began,proto3" json:"began,omitempty"`
+	Took  *durationpb.Duration `protobuf:"bytes,6,opt,name=took,proto3" json:"took,omitempty"`
+	// How many there were, in the items of a map; else 0.
+	Count uint32 `protobuf:"varint,7,opt,name=count,proto3" json:"count,omitempty"`
+	// Of a map: items, how many failed, and how long they took.
+	Items         uint32               `protobuf:"varint,8,opt,name=items,proto3" json:"items,omitempty"`
+	Failed        uint32               `protobuf:"varint,9,opt,name=failed,proto3" json:"failed,omitempty"`
+	ItemP50       *durationpb.Duration `protobuf:"bytes,10,opt,name=item_p50,json=itemP50,proto3" json:"item_p50,omitempty"`
+	ItemMax       *durationpb.Duration `protobuf:"bytes,11,opt,name=item_max,json=itemMax,proto3" json:"item_max,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BranchTiming) Reset() {
+	*x = BranchTiming{}
+	mi := &file_stagemesh_inference_v1_payload_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BranchTiming) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BranchTiming) ProtoMessage() {}
+
+func (x *BranchTiming) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_inference_v1_payload_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BranchTiming.ProtoReflect.Descriptor instead.
+func (*BranchTiming) Descriptor() ([]byte, []int) {
+	return file_stagemesh_inference_v1_payload_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *BranchTiming) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *BranchTiming) GetBlock() string {
+	if x != nil {
+		return x.Block
+	}
+	return ""
+}
+
+func (x *BranchTiming) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *BranchTiming) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *BranchTiming) GetBegan() *durationpb.Duration {
+	if x != nil {
+		return x.Began
+	}
+	return nil
+}
+
+func (x *BranchTiming) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+func (x *BranchTiming) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *BranchTiming) GetItems() uint32 {
+	if x != nil {
+		return x.Items
+	}
+	return 0
+}
+
+func (x *BranchTiming) GetFailed() uint32 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *BranchTiming) GetItemP50() *durationpb.Duration {
+	if x != nil {
+		return x.ItemP50
+	}
+	return nil
+}
+
+func (x *BranchTiming) GetItemMax() *durationpb.Duration {
+	if x != nil {
+		return x.ItemMax
+	}
+	return nil
+}
+
 // StepTiming is what one step of a request cost.
 type StepTiming struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -705,7 +847,7 @@ type StepTiming struct {
 
 func (x *StepTiming) Reset() {
 	*x = StepTiming{}
-	mi := &file_stagemesh_inference_v1_payload_proto_msgTypes[7]
+	mi := &file_stagemesh_inference_v1_payload_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -717,7 +859,7 @@ func (x *StepTiming) String() string {
 func (*StepTiming) ProtoMessage() {}
 
 func (x *StepTiming) ProtoReflect() protoreflect.Message {
-	mi := &file_stagemesh_inference_v1_payload_proto_msgTypes[7]
+	mi := &file_stagemesh_inference_v1_payload_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -730,7 +872,7 @@ func (x *StepTiming) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepTiming.ProtoReflect.Descriptor instead.
 func (*StepTiming) Descriptor() ([]byte, []int) {
-	return file_stagemesh_inference_v1_payload_proto_rawDescGZIP(), []int{7}
+	return file_stagemesh_inference_v1_payload_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StepTiming) GetStep() string {
@@ -879,10 +1021,24 @@ const file_stagemesh_inference_v1_payload_proto_rawDesc = "" +
 	"\x05model\x18\x01 \x01(\tH\x00R\x05model\x12\x16\n" +
 	"\x05alias\x18\x02 \x01(\tH\x00R\x05alias\x12\x18\n" +
 	"\aversion\x18\x03 \x01(\tR\aversionB\x06\n" +
-	"\x04name\"u\n" +
+	"\x04name\"\xb7\x01\n" +
 	"\bTimeline\x12/\n" +
 	"\x05total\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05total\x128\n" +
-	"\x05steps\x18\x02 \x03(\v2\".stagemesh.inference.v1.StepTimingR\x05steps\"\x99\x04\n" +
+	"\x05steps\x18\x02 \x03(\v2\".stagemesh.inference.v1.StepTimingR\x05steps\x12@\n" +
+	"\bbranches\x18\x03 \x03(\v2$.stagemesh.inference.v1.BranchTimingR\bbranches\"\xf2\x02\n" +
+	"\fBranchTiming\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x14\n" +
+	"\x05block\x18\x02 \x01(\tR\x05block\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x12\x10\n" +
+	"\x03why\x18\x04 \x01(\tR\x03why\x12/\n" +
+	"\x05began\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x05began\x12-\n" +
+	"\x04took\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x14\n" +
+	"\x05count\x18\a \x01(\rR\x05count\x12\x14\n" +
+	"\x05items\x18\b \x01(\rR\x05items\x12\x16\n" +
+	"\x06failed\x18\t \x01(\rR\x06failed\x124\n" +
+	"\bitem_p50\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\aitemP50\x124\n" +
+	"\bitem_max\x18\v \x01(\v2\x19.google.protobuf.DurationR\aitemMax\"\x99\x04\n" +
 	"\n" +
 	"StepTiming\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x14\n" +
@@ -925,7 +1081,7 @@ func file_stagemesh_inference_v1_payload_proto_rawDescGZIP() []byte {
 }
 
 var file_stagemesh_inference_v1_payload_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_stagemesh_inference_v1_payload_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_stagemesh_inference_v1_payload_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_stagemesh_inference_v1_payload_proto_goTypes = []any{
 	(Durability)(0),             // 0: stagemesh.inference.v1.Durability
 	(*Part)(nil),                // 1: stagemesh.inference.v1.Part
@@ -935,28 +1091,34 @@ var file_stagemesh_inference_v1_payload_proto_goTypes = []any{
 	(*Value)(nil),               // 5: stagemesh.inference.v1.Value
 	(*ModelRef)(nil),            // 6: stagemesh.inference.v1.ModelRef
 	(*Timeline)(nil),            // 7: stagemesh.inference.v1.Timeline
-	(*StepTiming)(nil),          // 8: stagemesh.inference.v1.StepTiming
-	nil,                         // 9: stagemesh.inference.v1.Part.ParametersEntry
-	(*durationpb.Duration)(nil), // 10: google.protobuf.Duration
+	(*BranchTiming)(nil),        // 8: stagemesh.inference.v1.BranchTiming
+	(*StepTiming)(nil),          // 9: stagemesh.inference.v1.StepTiming
+	nil,                         // 10: stagemesh.inference.v1.Part.ParametersEntry
+	(*durationpb.Duration)(nil), // 11: google.protobuf.Duration
 }
 var file_stagemesh_inference_v1_payload_proto_depIdxs = []int32{
 	2,  // 0: stagemesh.inference.v1.Part.blob:type_name -> stagemesh.inference.v1.Blob
 	3,  // 1: stagemesh.inference.v1.Part.tensor:type_name -> stagemesh.inference.v1.Tensor
 	4,  // 2: stagemesh.inference.v1.Part.ref:type_name -> stagemesh.inference.v1.Ref
-	9,  // 3: stagemesh.inference.v1.Part.parameters:type_name -> stagemesh.inference.v1.Part.ParametersEntry
-	10, // 4: stagemesh.inference.v1.Timeline.total:type_name -> google.protobuf.Duration
-	8,  // 5: stagemesh.inference.v1.Timeline.steps:type_name -> stagemesh.inference.v1.StepTiming
-	10, // 6: stagemesh.inference.v1.StepTiming.queue_wait:type_name -> google.protobuf.Duration
-	10, // 7: stagemesh.inference.v1.StepTiming.batch_wait:type_name -> google.protobuf.Duration
-	10, // 8: stagemesh.inference.v1.StepTiming.run:type_name -> google.protobuf.Duration
-	10, // 9: stagemesh.inference.v1.StepTiming.arrival:type_name -> google.protobuf.Duration
-	10, // 10: stagemesh.inference.v1.StepTiming.model_wait:type_name -> google.protobuf.Duration
-	5,  // 11: stagemesh.inference.v1.Part.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	10, // 3: stagemesh.inference.v1.Part.parameters:type_name -> stagemesh.inference.v1.Part.ParametersEntry
+	11, // 4: stagemesh.inference.v1.Timeline.total:type_name -> google.protobuf.Duration
+	9,  // 5: stagemesh.inference.v1.Timeline.steps:type_name -> stagemesh.inference.v1.StepTiming
+	8,  // 6: stagemesh.inference.v1.Timeline.branches:type_name -> stagemesh.inference.v1.BranchTiming
+	11, // 7: stagemesh.inference.v1.BranchTiming.began:type_name -> google.protobuf.Duration
+	11, // 8: stagemesh.inference.v1.BranchTiming.took:type_name -> google.protobuf.Duration
+	11, // 9: stagemesh.inference.v1.BranchTiming.item_p50:type_name -> google.protobuf.Duration
+	11, // 10: stagemesh.inference.v1.BranchTiming.item_max:type_name -> google.protobuf.Duration
+	11, // 11: stagemesh.inference.v1.StepTiming.queue_wait:type_name -> google.protobuf.Duration
+	11, // 12: stagemesh.inference.v1.StepTiming.batch_wait:type_name -> google.protobuf.Duration
+	11, // 13: stagemesh.inference.v1.StepTiming.run:type_name -> google.protobuf.Duration
+	11, // 14: stagemesh.inference.v1.StepTiming.arrival:type_name -> google.protobuf.Duration
+	11, // 15: stagemesh.inference.v1.StepTiming.model_wait:type_name -> google.protobuf.Duration
+	5,  // 16: stagemesh.inference.v1.Part.ParametersEntry.value:type_name -> stagemesh.inference.v1.Value
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_inference_v1_payload_proto_init() }
@@ -986,7 +1148,7 @@ func file_stagemesh_inference_v1_payload_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_inference_v1_payload_proto_rawDesc), len(file_stagemesh_inference_v1_payload_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -120,8 +120,10 @@ type RequestReport struct {
 	// Sentences: where the time went, how unusual that is, what would have helped.
 	Summary        []string `protobuf:"bytes,19,rep,name=summary,proto3" json:"summary,omitempty"`
 	IdempotencyKey string   `protobuf:"bytes,20,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Blocks of its pipeline and their branches; while it is in flight also the steps that run.
+	Branches      []*v1.BranchTiming `protobuf:"bytes,21,rep,name=branches,proto3" json:"branches,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RequestReport) Reset() {
@@ -292,6 +294,13 @@ func (x *RequestReport) GetIdempotencyKey() string {
 		return x.IdempotencyKey
 	}
 	return ""
+}
+
+func (x *RequestReport) GetBranches() []*v1.BranchTiming {
+	if x != nil {
+		return x.Branches
+	}
+	return nil
 }
 
 // ReportedStep is a step of a request.
@@ -623,7 +632,7 @@ var File_stagemesh_mesh_v1_report_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_report_proto_rawDesc = "" +
 	"\n" +
-	"\x1estagemesh/mesh/v1/report.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\xca\x06\n" +
+	"\x1estagemesh/mesh/v1/report.proto\x12\x11stagemesh.mesh.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1dstagemesh/mesh/v1/fault.proto\"\x8c\a\n" +
 	"\rRequestReport\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x128\n" +
@@ -651,7 +660,8 @@ const file_stagemesh_mesh_v1_report_proto_rawDesc = "" +
 	"\vdead_letter\x18\x12 \x01(\x04R\n" +
 	"deadLetter\x12\x18\n" +
 	"\asummary\x18\x13 \x03(\tR\asummary\x12'\n" +
-	"\x0fidempotency_key\x18\x14 \x01(\tR\x0eidempotencyKey\"\x84\x01\n" +
+	"\x0fidempotency_key\x18\x14 \x01(\tR\x0eidempotencyKey\x12@\n" +
+	"\bbranches\x18\x15 \x03(\v2$.stagemesh.inference.v1.BranchTimingR\bbranches\"\x84\x01\n" +
 	"\fReportedStep\x12:\n" +
 	"\x06timing\x18\x01 \x01(\v2\".stagemesh.inference.v1.StepTimingR\x06timing\x128\n" +
 	"\x05usual\x18\x02 \x01(\v2\".stagemesh.inference.v1.StepTimingR\x05usual\"\x97\x01\n" +
@@ -708,7 +718,8 @@ var file_stagemesh_mesh_v1_report_proto_goTypes = []any{
 	(*timestamppb.Timestamp)(nil), // 8: google.protobuf.Timestamp
 	(*durationpb.Duration)(nil),   // 9: google.protobuf.Duration
 	(*Fault)(nil),                 // 10: stagemesh.mesh.v1.Fault
-	(*v1.StepTiming)(nil),         // 11: stagemesh.inference.v1.StepTiming
+	(*v1.BranchTiming)(nil),       // 11: stagemesh.inference.v1.BranchTiming
+	(*v1.StepTiming)(nil),         // 12: stagemesh.inference.v1.StepTiming
 }
 var file_stagemesh_mesh_v1_report_proto_depIdxs = []int32{
 	0,  // 0: stagemesh.mesh.v1.RequestReport.source:type_name -> stagemesh.mesh.v1.RequestSource
@@ -720,17 +731,18 @@ var file_stagemesh_mesh_v1_report_proto_depIdxs = []int32{
 	10, // 6: stagemesh.mesh.v1.RequestReport.fault:type_name -> stagemesh.mesh.v1.Fault
 	9,  // 7: stagemesh.mesh.v1.RequestReport.usual_total:type_name -> google.protobuf.Duration
 	3,  // 8: stagemesh.mesh.v1.RequestReport.holders:type_name -> stagemesh.mesh.v1.RequestHolder
-	11, // 9: stagemesh.mesh.v1.ReportedStep.timing:type_name -> stagemesh.inference.v1.StepTiming
-	11, // 10: stagemesh.mesh.v1.ReportedStep.usual:type_name -> stagemesh.inference.v1.StepTiming
-	8,  // 11: stagemesh.mesh.v1.RequestHolder.since:type_name -> google.protobuf.Timestamp
-	1,  // 12: stagemesh.mesh.v1.InFlightAnswer.reports:type_name -> stagemesh.mesh.v1.RequestReport
-	1,  // 13: stagemesh.mesh.v1.ExplainAnswer.report:type_name -> stagemesh.mesh.v1.RequestReport
-	8,  // 14: stagemesh.mesh.v1.ExplainAnswer.remembers_since:type_name -> google.protobuf.Timestamp
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	11, // 9: stagemesh.mesh.v1.RequestReport.branches:type_name -> stagemesh.inference.v1.BranchTiming
+	12, // 10: stagemesh.mesh.v1.ReportedStep.timing:type_name -> stagemesh.inference.v1.StepTiming
+	12, // 11: stagemesh.mesh.v1.ReportedStep.usual:type_name -> stagemesh.inference.v1.StepTiming
+	8,  // 12: stagemesh.mesh.v1.RequestHolder.since:type_name -> google.protobuf.Timestamp
+	1,  // 13: stagemesh.mesh.v1.InFlightAnswer.reports:type_name -> stagemesh.mesh.v1.RequestReport
+	1,  // 14: stagemesh.mesh.v1.ExplainAnswer.report:type_name -> stagemesh.mesh.v1.RequestReport
+	8,  // 15: stagemesh.mesh.v1.ExplainAnswer.remembers_since:type_name -> google.protobuf.Timestamp
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_mesh_v1_report_proto_init() }
