@@ -172,7 +172,7 @@ func (b *bidiStream[M, P, Out]) run(ctx context.Context, limit int) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(limit)
 	b.waiting, b.room = map[any][]*streamMessage[M, P]{}, semaphore.NewWeighted(maxWaitingBytes)
-	release := b.interruptReads(ctx)
+	release := InterruptReads(ctx, b.stopping, b.interrupt)
 	err := b.receiveAll(ctx, group)
 	release()
 	if err == nil {
@@ -286,19 +286,19 @@ func (b *bidiStream[M, P, Out]) next(sequence any) *streamMessage[M, P] {
 	return m
 }
 
-// interruptReads makes reading fail when the context ends or the gateway stops, until it is
-// released. Receiving itself watches neither.
-func (b *bidiStream[M, P, Out]) interruptReads(ctx context.Context) (release func()) {
+// InterruptReads makes reading fail, by interrupt, when the context ends or the gateway stops, until it
+// is released. Receiving itself watches neither.
+func InterruptReads(ctx context.Context, stopping <-chan struct{}, interrupt func()) (release func()) {
 	released := make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
 		select {
 		case <-ctx.Done():
-		case <-b.stopping:
+		case <-stopping:
 		case <-released:
 			return
 		}
-		b.interrupt()
+		interrupt()
 	})
 	return func() {
 		close(released)

@@ -29,8 +29,10 @@ type inferCommand struct {
 	timeout    time.Duration
 	durability string
 	waits      bool
+	complete   bool
 	key        string
 	stream     bool
+	lines      linesCommand
 	content    content
 	style      style
 
@@ -45,10 +47,10 @@ func newInfer() *cobra.Command {
 		Short: "Send files through a pipeline and print the answers",
 		Long: "Send each file as a request through a pipeline of a running mesh, and print the answers. The content type follows from\n" +
 			"the file's name, or else from its first bytes. - is standard input.",
-		Example: "  stagemesh infer digits examples/digits/images/*.png\n  stagemesh infer stage:classify --json -\n  stagemesh infer digits image.png --durability file\n  stagemesh infer --stream chat question.txt",
+		Example: "  stagemesh infer digits examples/digits/images/*.png\n  stagemesh infer stage:classify --json -\n  stagemesh infer stage:label --ndjson requests.ndjson >answers.ndjson\n  stagemesh infer digits image.png --durability file\n  stagemesh infer --stream chat question.txt",
 		Args:    between(2, unlimited, "give a PIPELINE and at least one FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c.pipeline, c.stdin = args[0], cmd.InOrStdin()
+			c.pipeline, c.stdin, c.lines.hints = args[0], cmd.InOrStdin(), cmd.ErrOrStderr()
 			return c.run(cmd.Context(), args[1:], cmd.OutOrStdout())
 		},
 	}
@@ -56,8 +58,10 @@ func newInfer() *cobra.Command {
 	infer.Flags().DurationVar(&c.timeout, "timeout", 0, "the deadline of each request; the pipeline's timeout if 0")
 	infer.Flags().StringVar(&c.durability, "durability", "", "where requests are queued between stages: memory or file; the pipeline's own if empty. With file the request IDs are printed, for get result and cancel")
 	infer.Flags().BoolVar(&c.waits, "wait-for-capacity", false, "wait until the timeout while a stage is at capacity, instead of failing at once")
+	infer.Flags().BoolVar(&c.complete, "complete", false, "fail where an answer would lack parts of a branch, or have constants in their place")
 	infer.Flags().StringVar(&c.key, "idempotency-key", "", "run the request with this key once; sending it again returns the first answer. For one FILE")
 	infer.Flags().BoolVar(&c.stream, "stream", false, "print the answer as it arrives: text as it is, or each message as a line with --json. For one FILE")
+	c.lines.add(infer)
 	c.content.add(infer)
 	c.style.add(infer)
 	return infer
@@ -78,6 +82,8 @@ func (c *inferCommand) run(ctx context.Context, files []string, out io.Writer) e
 		return fmt.Errorf("--stream: needs exactly one FILE, not %d", len(files))
 	case err != nil:
 		return fmt.Errorf("--durability: %q: use memory or file", c.durability)
+	case c.lines.isSet:
+		return c.sendLines(ctx, files, out)
 	case c.stream:
 		to := &streamPrinter{out: out, style: c.style}
 		return c.gateway.reach(func(client clients) error { return c.sendStream(ctx, client, files[0], to) })
@@ -154,7 +160,7 @@ func (c *inferCommand) request(file string) (*inferencev1.InferRequest, error) {
 	}
 	request := &inferencev1.InferRequest{
 		Pipeline:   c.pipeline,
-		Durability: pipeline.Durability(c.durability).ToProto(), IdempotencyKey: c.key,
+		Durability: pipeline.Durability(c.durability).ToProto(), IdempotencyKey: c.key, Complete: c.complete,
 		Inputs: []*inferencev1.Part{{Body: &inferencev1.Part_Blob{
 			Blob: &inferencev1.Blob{ContentType: cmp.Or(c.content.mediaType, contentType(file, data)), Data: data},
 		}}},

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -154,5 +155,34 @@ func TestInferRejectsInvalidAddresses(t *testing.T) {
 	}
 	if _, err := run(t, "infer", "digits"); err == nil || err.Error() != "give a PIPELINE and at least one FILE; see stagemesh infer --help" {
 		t.Errorf("got %v", err)
+	}
+}
+
+// Each line is answered by a line, and fails alone.
+func TestInferAnswersLines(t *testing.T) {
+	t.Parallel()
+	address := mesh(t)
+	const scores = `{"scores": [0, 0.1, 0, 0, 0.7, 0, 0, 0, 0, 0.2]}`
+	file := testbed.WriteFile(t, "requests.ndjson", scores+"\n{\"scores\": \"none\"}\n"+scores)
+	for _, args := range [][]string{nil, {"--unordered", "--in-flight", "2", "--timeout", "20s"}} {
+		out, err := run(t, append([]string{"infer", "stage:label", file, "--ndjson", "-a", address}, args...)...)
+		if !errors.Is(err, cli.ErrFailed) || err.Error() != "some requests failed: 1 of 3" {
+			t.Errorf("got %v", err)
+		}
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		if args != nil {
+			slices.Sort(lines)
+		}
+		match(t, strings.Join(lines, "\n"), `\{"line":1,"request_id":.*"data":\["4","9","1"\].*`, `\{"line":2,"error":\{.*"INVALID_INPUT".*`, `\{"line":3,"request_id":.*"data":\["4","9","1"\].*`)
+	}
+	for want, args := range map[string][]string{
+		"--ndjson: needs exactly one FILE, not 2": {file, file},
+		"--ndjson: cannot be used with --stream":  {file, "--stream"},
+		"INVALID_REQUEST: in_flight: \"65\"":      {file, "--in-flight", "65"},
+		"open nowhere":                            {"nowhere"},
+	} {
+		if _, err := run(t, append([]string{"infer", "stage:label", "--ndjson", "-a", address}, args...)...); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v: got %v", args, err)
+		}
 	}
 }

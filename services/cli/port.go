@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -130,6 +131,38 @@ type clients struct {
 	adminv1connect.PipelineServiceClient
 	adminv1connect.MeshServiceClient
 	adminv1connect.ModelServiceClient
+
+	// http sends to paths below the address of the port.
+	http    *http.Client
+	address string
+}
+
+// post sends a body to a path of the port over plain HTTP. An answer with another status than 200 is an
+// error.
+func (c clients) post(ctx context.Context, path string, header http.Header, body io.Reader) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(c.address, "/")+path, body)
+	if err != nil {
+		return nil, err
+	}
+	r.Header = header
+	response, err := c.http.Do(r)
+	if err != nil || response.StatusCode == http.StatusOK {
+		return response, err
+	}
+	defer response.Body.Close() //nolint:errcheck // it was only read
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxRefusal))
+	var failure struct {
+		Error struct{ Reason, Message string }
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case json.Unmarshal(text, &failure) != nil || failure.Error.Reason == "":
+		return nil, fmt.Errorf("%s from %s: %.200q", response.Status, redact(c.address), text)
+	case response.StatusCode == http.StatusUnauthorized:
+		return nil, connect.NewError(connect.CodeUnauthenticated, errors.New(failure.Error.Message))
+	}
+	return nil, fmt.Errorf("%s: %s", failure.Error.Reason, failure.Error.Message)
 }
 
 // reach calls the function with clients of the port. Errors about the port itself say what
@@ -165,6 +198,7 @@ func (p *port) reach(ask func(clients) error) error {
 		adminv1connect.NewPipelineServiceClient(client, address, limited),
 		adminv1connect.NewMeshServiceClient(client, address, limited),
 		adminv1connect.NewModelServiceClient(client, address, limited),
+		client, address,
 	})))
 }
 

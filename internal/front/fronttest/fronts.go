@@ -42,6 +42,8 @@ type front struct {
 	// protocol.
 	outcome func(answer) (*fault.Fault, error)
 	streams bool
+	// many is true for a body of many requests, whose failures are each in the answer.
+	many bool
 	// stores is true for a front of files and batches, which runs no pipeline.
 	stores bool
 	// http1 and http2 are the protocols that carry it, native is true where grpc-go serves it too.
@@ -67,6 +69,7 @@ var fronts = []front{
 	{name: "form", path: "/v1/pipelines/p:infer", contentType: "multipart/form-data; boundary=b", body: inForm, outcome: restFault, http1: true, http2: true},
 	{name: "JSON", path: "/v1/pipelines/p:infer", contentType: "application/json", body: inTensor, outcome: restFault, http1: true},
 	{name: "MessagePack", path: "/v1/pipelines/p:infer", contentType: "application/msgpack", body: inPack, outcome: restFault, http1: true},
+	{name: "lines", path: "/v1/pipelines/p:many", contentType: "application/x-ndjson", body: inTensor, outcome: lineFault, many: true, http1: true, http2: true},
 	{name: "events", path: "/v1/pipelines/p:stream", contentType: "text/plain", body: asIs, outcome: restFault, streams: true, http1: true, http2: true},
 	{name: "Connect", path: inferPath, contentType: "application/proto", body: inProto, encoding: "Content-Encoding", outcome: connectFault, http1: true, http2: true},
 	{name: "Connect JSON", path: inferPath, contentType: "application/json", body: inProtoJSON, encoding: "Content-Encoding", outcome: connectFault, http1: true},
@@ -204,6 +207,21 @@ func restFault(a answer) (*fault.Fault, error) {
 	}
 	err = json.Unmarshal([]byte(last.Data), &out)
 	return fault.New(fault.Reason(out.Error.Reason), out.Error.Message), err
+}
+
+// lineFault reads the failure of the first line.
+func lineFault(a answer) (*fault.Fault, error) {
+	if a.status != http.StatusOK {
+		return restFault(a)
+	}
+	var out struct {
+		Error struct{ Reason, Message string }
+	}
+	first, _, _ := strings.Cut(a.body, "\n")
+	if err := json.Unmarshal([]byte(first), &out); err != nil || out.Error.Reason == "" {
+		return nil, err
+	}
+	return fault.New(fault.Reason(out.Error.Reason), out.Error.Message), nil
 }
 
 func openaiFault(a answer) (*fault.Fault, error) {

@@ -32,7 +32,7 @@ var promises = []struct {
 	of func(*bed) bool
 }{
 	{"TooLargeMessageIsRejected", checkLimit, func(b *bed) bool { return b.name != "files" }},
-	{"SizeAloneCausesRejection", checkDeclaredSize, func(b *bed) bool { return b.name != "form" && b.name != "files" }},
+	{"SizeAloneCausesRejection", checkDeclaredSize, func(b *bed) bool { return !b.many && b.name != "form" && b.name != "files" }},
 	{"CompressedMessageIsMeasuredDecompressed", checkCompression, func(b *bed) bool { return b.encoding != "" }},
 	{"StalledBodyFails", checkStalledBody, nil},
 	{"TornBodyReachesNoCaller", checkTornBody, nil},
@@ -166,9 +166,11 @@ func checkLimit(t *testing.T, b *bed) {
 		b.wantFault(t, b.request(t.Context(), t, data), fault.PayloadTooLarge, "65536 bytes")
 		b.wantFault(t, hideLength(b.request(t.Context(), t, data)), fault.PayloadTooLarge, "65536 bytes")
 	}
-	endless := hideLength(b.request(t.Context(), t, strings.Repeat("x", 20*LimitBytes)))
-	part(t, endless, 19*LimitBytes)
-	b.wantFault(t, endless, fault.PayloadTooLarge, "65536 bytes")
+	if !b.many { // there the next line may be good
+		endless := hideLength(b.request(t.Context(), t, strings.Repeat("x", 20*LimitBytes)))
+		part(t, endless, 19*LimitBytes)
+		b.wantFault(t, endless, fault.PayloadTooLarge, "65536 bytes")
+	}
 	if caller.Last() != nil {
 		t.Error("the caller was asked")
 	}
@@ -284,7 +286,7 @@ func checkReasons(t *testing.T, b *bed) {
 		if !strings.Contains(fmt.Sprint(a.header, a.trailer, a.body), RequestID) && !strings.HasSuffix(b.path, "ModelStreamInfer") {
 			t.Errorf("%s: the request's ID is missing: %v", reason, a)
 		}
-		if strings.HasPrefix(b.path, "/v") && (a.status != fault.Classify(reason).HTTP || a.header.Get("Retry-After") != "2") {
+		if strings.HasPrefix(b.path, "/v") && !b.many && (a.status != fault.Classify(reason).HTTP || a.header.Get("Retry-After") != "2") {
 			t.Errorf("%s: the answer is %d, %v", reason, a.status, a.header)
 		}
 	}

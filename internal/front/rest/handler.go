@@ -3,6 +3,7 @@
 //
 //	POST   /v1/pipelines/{pipeline}:infer
 //	POST   /v1/pipelines/{pipeline}:stream
+//	POST   /v1/pipelines/{pipeline}:many        a request and an answer a line
 //	GET    /v1/requests/{request_id}/result?wait=5s
 //	DELETE /v1/requests/{request_id}
 //
@@ -19,9 +20,9 @@
 // Faults are written by transport.WriteFault. A wrong method is 405 with the reason
 // INVALID_REQUEST.
 //
-// The handler is safe for concurrent use. It starts one goroutine beside each stream, which
-// ends with it. The whole body is in memory before the Caller gets the request, and the whole
-// response before its first byte is sent.
+// The handler is safe for concurrent use. It starts one goroutine beside each stream, and one for each
+// line of :many that runs, which end with it. The whole body, or line, is in memory before the Caller
+// gets the request, and the whole response before its first byte is sent.
 package rest
 
 import (
@@ -101,6 +102,13 @@ func (h *handler) route(path string) (method string, serve http.HandlerFunc) {
 		}
 	case kind == "pipelines" && verb == ":stream":
 		return http.MethodPost, func(w http.ResponseWriter, r *http.Request) { h.stream(w, r, name) }
+	case kind == "pipelines" && verb == ":many":
+		return http.MethodPost, func(w http.ResponseWriter, r *http.Request) {
+			start := time.Now()
+			if err := h.inferMany(w, r, name); err != nil {
+				h.fail(w, err, start)
+			}
+		}
 	case kind == "pipelines" && verb == ":result":
 		return http.MethodGet, func(w http.ResponseWriter, r *http.Request) { h.result(w, r, kind, name) }
 	case kind == "pipelines" && verb == ":cancel":
