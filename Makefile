@@ -224,7 +224,8 @@ fuzz: ## Run every fuzz target for FUZZTIME (default 30s)
 	    done
 
 .PHONY: soak
-soak: $(CONSUL_BIN)/.built ## The long forms of test-fleet, with ten minutes of mixed faults; a line for each figure
+soak: $(CONSUL_BIN)/.built ## A million lines in one body, then the long forms of test-fleet, with ten minutes of mixed faults; a line for each figure
+	@go test -vet=off -count=1 -run TestManyLinesTakeConstantMemory ./internal/front/rest -args -lines 1000000
 	@go test -vet=off -count=1 -v -timeout 150m $(FLEET) -args -soak | awk '/^=== / { next } { print }'
 
 .PHONY: batch-grid

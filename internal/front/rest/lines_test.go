@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net/http"
@@ -240,9 +241,13 @@ func TestLinesEndWithTheGateway(t *testing.T) {
 	}
 }
 
+// manyLines is how many lines one body has; `make soak` sends a million.
+var manyLines = flag.Int("lines", 100_000, "how many lines one body has")
+
 // Lines of any number take the memory of those that run.
 func TestManyLinesTakeConstantMemory(t *testing.T) { //nolint:paralleltest // it measures the heap
-	const lines, allowed = 100_000, 24 << 20
+	const allowed = 24 << 20
+	lines := *manyLines
 	url := serveMany(t, &fronttest.Caller{}, transport.Settings{})
 	body, to := io.Pipe()
 	go func() {
