@@ -61,7 +61,7 @@ func (x *call) keepGraph(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	g.seq, err = x.service.results.PutGraph(ctx, &store.Graph{Request: x.env, Pipeline: g.pipeline, Parameters: x.request.Parameters}, 0)
+	g.seq, err = x.service.results.PutGraph(ctx, &store.Graph{Request: x.env, Pipeline: g.pipeline, Parameters: x.request.Parameters, IsComplete: x.request.IsComplete}, 0)
 	switch {
 	case err == nil:
 		return nil
@@ -208,7 +208,7 @@ func (s *Service) resume(ctx context.Context, id pipeline.RequestID) error {
 		service: s, env: env, tenant: env.Tenant, span: untraced, published: untraced, graph: newGraphRun(record.Pipeline, account),
 		waitForCapacity: true, // a first step may have been sent
 		request: incoming{
-			Request: &request.Request{Pipeline: string(env.Pipeline), Parameters: record.Parameters, Metadata: env.Metadata, Trace: env.Trace},
+			Request: &request.Request{Pipeline: string(env.Pipeline), Parameters: record.Parameters, IsComplete: record.IsComplete, Metadata: env.Metadata, Trace: env.Trace},
 			label:   s.settings.Router.Label(string(env.Pipeline), false),
 		},
 	}

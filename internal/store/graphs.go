@@ -26,6 +26,8 @@ type Graph struct {
 	Request    *envelope.Envelope
 	Pipeline   *pipeline.Pipeline
 	Parameters payload.Parameters
+	// IsComplete makes an answer that would be partial a failure.
+	IsComplete bool
 }
 
 // ErrGraphTaken means that another gateway has replaced or deleted the record.
@@ -37,7 +39,7 @@ func (g *Graph) Encode() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return proto.Marshal(&meshv1.GraphRecord{Request: request, Pipeline: g.Pipeline.ToProto(), Parameters: g.Parameters.ToProto()})
+	return proto.Marshal(&meshv1.GraphRecord{Request: request, Pipeline: g.Pipeline.ToProto(), Parameters: g.Parameters.ToProto(), Complete: g.IsComplete})
 }
 
 func decodeGraph(data []byte) (*Graph, error) {
@@ -54,7 +56,7 @@ func decodeGraph(data []byte) (*Graph, error) {
 		return nil, err
 	}
 	parameters, err := payload.ParametersFromProto(in.GetParameters())
-	return &Graph{Request: request, Pipeline: &p, Parameters: parameters}, err
+	return &Graph{Request: request, Pipeline: &p, Parameters: parameters, IsComplete: in.GetComplete()}, err
 }
 
 // PutGraph makes g the record of its request in place of the one at number after, 0 for none, and

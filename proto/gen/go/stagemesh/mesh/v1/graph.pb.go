@@ -31,7 +31,9 @@ type GraphRecord struct {
 	// The pipeline as it was when the request came.
 	Pipeline *Pipeline `protobuf:"bytes,2,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
 	// The request's parameters.
-	Parameters    map[string]*v1.Value `protobuf:"bytes,3,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Parameters map[string]*v1.Value `protobuf:"bytes,3,rep,name=parameters,proto3" json:"parameters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The request's demand for a complete answer.
+	Complete      bool `protobuf:"varint,4,opt,name=complete,proto3" json:"complete,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -87,17 +89,25 @@ func (x *GraphRecord) GetParameters() map[string]*v1.Value {
 	return nil
 }
 
+func (x *GraphRecord) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
+}
+
 var File_stagemesh_mesh_v1_graph_proto protoreflect.FileDescriptor
 
 const file_stagemesh_mesh_v1_graph_proto_rawDesc = "" +
 	"\n" +
-	"\x1dstagemesh/mesh/v1/graph.proto\x12\x11stagemesh.mesh.v1\x1a$stagemesh/inference/v1/payload.proto\x1a stagemesh/mesh/v1/pipeline.proto\"\x8e\x02\n" +
+	"\x1dstagemesh/mesh/v1/graph.proto\x12\x11stagemesh.mesh.v1\x1a$stagemesh/inference/v1/payload.proto\x1a stagemesh/mesh/v1/pipeline.proto\"\xaa\x02\n" +
 	"\vGraphRecord\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\fR\arequest\x127\n" +
 	"\bpipeline\x18\x02 \x01(\v2\x1b.stagemesh.mesh.v1.PipelineR\bpipeline\x12N\n" +
 	"\n" +
 	"parameters\x18\x03 \x03(\v2..stagemesh.mesh.v1.GraphRecord.ParametersEntryR\n" +
-	"parameters\x1a\\\n" +
+	"parameters\x12\x1a\n" +
+	"\bcomplete\x18\x04 \x01(\bR\bcomplete\x1a\\\n" +
 	"\x0fParametersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x123\n" +
 	"\x05value\x18\x02 \x01(\v2\x1d.stagemesh.inference.v1.ValueR\x05value:\x028\x01BFZDgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1;meshv1b\x06proto3"
