@@ -53,7 +53,9 @@ func AsBlob(p payload.Part, isTaken bool) (payload.Part, error) {
 		out.Blob.ContentType = mediaType.String()
 		delete(p.Parameters, ContentType)
 	}
-	out.Parameters = p.Parameters
+	if len(p.Parameters) > 0 {
+		out.Parameters = p.Parameters
+	}
 	return out, nil
 }
 

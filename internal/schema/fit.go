@@ -216,10 +216,14 @@ func violation(input string, err error) error {
 	return fault.Newf(reason, "input %q: %w", input, err).WithViolation(field, "%s", what)
 }
 
+// checkInput validates an input, in place. A blob without a type gets the one that the spec has.
 func checkInput(axis runner.BatchAxis, want runner.PartSpec, part *payload.Part) (lifted bool, err error) {
 	if !want.IsTensor() {
 		if err := checkBlob(want, *part); err != nil {
 			return false, err
+		}
+		if types := want.ContentTypes; part.Blob.ContentType == "" && len(types) == 1 && !strings.Contains(types[0], "*") {
+			part.Blob.ContentType = types[0]
 		}
 		return false, convertToJSON(want, part)
 	}

@@ -7,7 +7,7 @@ import (
 	"io/fs"
 )
 
-//go:embed stagemesh/*.py stagemesh/py.typed onnx_worker.py onnx_models_worker.py
+//go:embed stagemesh/*.py stagemesh/py.typed stagemesh/client/*.py onnx_worker.py onnx_models_worker.py
 var files embed.FS
 
 // Files is a folder with the package stagemesh in it, as PYTHONPATH wants it.

@@ -13,6 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/front/oipjson"
 	"github.com/stagemesh/stagemesh/internal/msgpack"
+	"github.com/stagemesh/stagemesh/internal/oipcodec"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -80,8 +81,8 @@ func (h *handler) takeBody(out *request.Request, f *format, kind kind, data []by
 	return nil
 }
 
-// takeTensors takes a request of the Open Inference Protocol. The response has its form
-// unless Accept asks for the other. The query wins over its parameters and outputs.
+// takeTensors takes a request of the Open Inference Protocol, in which a BYTES tensor with a content
+// type is a blob. The response has its form unless Accept asks for the other. The query wins over its parameters and outputs.
 func (h *handler) takeTensors(out *request.Request, f *format, data []byte, isPacked bool, memory *budget.Account) (err error) {
 	var request *oipjson.Request
 	if isPacked {
@@ -96,6 +97,11 @@ func (h *handler) takeTensors(out *request.Request, f *format, data []byte, isPa
 	}
 	if out.Inputs, err = request.Parts(); err != nil {
 		return err
+	}
+	for i, part := range out.Inputs {
+		if out.Inputs[i], err = oipcodec.AsBlob(part, false); err != nil {
+			return fault.InField(fault.InvalidInput, payload.Path("inputs", i, part.Name), "%w", err)
+		}
 	}
 	out.Parameters = payload.Merge(request.Parameters, out.Parameters)
 	if out.Outputs == nil {
@@ -148,7 +154,8 @@ func (k kind) hasTensors(data []byte, isPacked bool) (bool, error) {
 	return oipjson.Detect(data), nil
 }
 
-// textPlain is the type of a part that names none and is not a file, by RFC 7578.
+// textPlain is the type of a part that names none and is not a file, by RFC 7578. A file without a
+// type has the one that the stage declares.
 const textPlain = "text/plain"
 
 // readForm reads a form: one blob per part.
@@ -187,11 +194,7 @@ func blobOf(part *multipart.Part, index int, limit int64) (payload.Part, error) 
 		return payload.Part{}, invalid(fmt.Sprintf("inputs[%d]", index), errors.New("the part has no name; a part's name is its input's"))
 	}
 	contentType := part.Header.Get("Content-Type")
-	switch {
-	case contentType != "":
-	case part.FileName() != "":
-		contentType = payload.OctetStream
-	default:
+	if contentType == "" && part.FileName() == "" {
 		contentType = textPlain
 	}
 	data, err := transport.ReadBody(transport.FormReader{Reader: part}, -1, limit)

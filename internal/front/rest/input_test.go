@@ -37,6 +37,8 @@ func TestContentTypeDecidesTheInput(t *testing.T) {
 		"tensors":               {"application/json", tensorBody, x},
 		"tensors with charset":  {"application/json; charset=utf-8", tensorBody, x},
 		"tensors by demand":     {"application/json; form=tensors", tensorBody, x},
+		"a blob as a tensor":    {"application/json", `{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"parameters":{"content_type":"image/png"},"data":["PNG"]}]}`, payload.OfBlob("x", "image/png", []byte("PNG"))},
+		"of the stage's type":   {"application/json", `{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"parameters":{"content_type":""},"data":["PNG"]}]}`, payload.OfBlob("x", "", []byte("PNG"))},
 		"a prompt":              {"application/json", `{"prompt": "hi"}`, payload.OfBlob("", "application/json", []byte(`{"prompt": "hi"}`))},
 		"a blob by demand":      {"Application/JSON; form=blob", tensorBody, payload.OfBlob("", "application/json", []byte(tensorBody))},
 		"inputs but no tensors": {"application/json", `{"inputs": ["a"]}`, payload.OfBlob("", "application/json", []byte(`{"inputs": ["a"]}`))},
@@ -75,7 +77,7 @@ func TestFormHasOneInputPerPart(t *testing.T) {
 	want := []payload.Part{
 		payload.OfBlob("prompt", "text/plain", []byte("what is this?")),
 		payload.OfBlob("image", "application/octet-stream", []byte{1, 2, 3}),
-		payload.OfBlob("photo", "application/octet-stream", []byte("\x89PNG")),
+		payload.OfBlob("photo", "", []byte("\x89PNG")), // the stage's own type
 		payload.OfBlob("opts", "application/json", []byte(`{}`)),
 		payload.OfBlob("empty", "text/plain", []byte{}),
 	}
@@ -167,6 +169,7 @@ func TestBadRequestNamesItsProblem(t *testing.T) {
 		"no tensors":                {post("application/json; form=tensors", "{}"), 400, fault.InvalidInput, "inputs: is missing"},
 		"tensors that do not fit":   {post("application/json", strings.Replace(tensorBody, "[[1,2]]", "[1]", 1)), 400, fault.InvalidInput, "inputs.x.data: has 1 elements"},
 		"tensor without data":       {post("application/json", `{"inputs":[{"name":"x","datatype":"INT8","shape":[1]}]}`), 400, fault.InvalidInput, "inputs.x.data: is missing"},
+		"two blobs as one tensor":   {post("application/json", `{"inputs":[{"name":"x","datatype":"BYTES","shape":[2],"parameters":{"content_type":"image/png"},"data":["a","b"]}]}`), 400, fault.InvalidInput, "it has 2 elements"},
 		"a name twice":              {post("application/json", `{"inputs":[{"name":"x","datatype":"INT8","shape":[0],"data":[]},{"name":"x","datatype":"INT8","shape":[0],"data":[]}]}`), 400, fault.InvalidInput, `"x"`},
 		"an unknown form":           {post("application/json; form=rows", "{}"), 415, fault.UnsupportedMedia, `form="rows"`},
 		"a broken media type":       {post("image/png; =", "x"), 415, fault.UnsupportedMedia, "is not a media type"},

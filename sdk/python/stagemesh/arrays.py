@@ -100,7 +100,7 @@ class BufferArrays(Arrays):
     def view(self, raw: Raw) -> Any:
         """Returns a memoryview of the tensor's format and shape."""
         if raw.datatype == "BYTES":
-            return _nest([bytes(element) for element in bytes_elements(raw.data)], raw.shape)
+            return nest([bytes(element) for element in bytes_elements(raw.data)], raw.shape)
         flat: memoryview = raw.data
         code: Any = DATATYPES[raw.datatype].code
         if raw.size == 0:
@@ -195,7 +195,8 @@ def _copy(to: memoryview, to_shape: Sequence[int], source: memoryview, shape: Se
         _copy(to[i * to_stride :], to_shape[1:], source[i * stride : (i + 1) * stride], shape[1:], size)
 
 
-def _nest(values: List[Any], shape: Tuple[int, ...]) -> Any:
+def nest(values: List[Any], shape: Tuple[int, ...]) -> Any:
+    """Returns elements as nested lists of a shape."""
     if not shape:
         return values[0]
     for axis in range(len(shape) - 1, 0, -1):

@@ -205,7 +205,7 @@ def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Received
         kind = entry.get("content_type")
         if "datatype" in entry and "content_type" not in entry:
             blobs_only = False
-            content = _read_tensor(name, entry["datatype"], entry.get("shape"), body[at:stop], size, at)
+            content = read_tensor(name, entry["datatype"], entry.get("shape"), body[at:stop], size, at)
         elif type(kind) is str and "datatype" not in entry:
             content = Place(kind, at, stop)
         else:
@@ -240,7 +240,8 @@ def read_parts(entries: Any, body: memoryview, items: int) -> Dict[str, Received
     return out
 
 
-def _read_tensor(name: str, datatype: Any, shape: Any, data: memoryview, size: int, at: int) -> Raw:
+def read_tensor(name: str, datatype: Any, shape: Any, data: memoryview, size: int, at: int) -> Raw:
+    """Returns a received tensor; raises Violation if its shape and its bytes do not fit."""
     if type(datatype) is not str or datatype not in DATATYPES:
         raise Violation(f"part {name!r}: unknown datatype {datatype!r}")
     if type(shape) is not list or len(shape) > MAX_RANK:

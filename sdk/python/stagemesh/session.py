@@ -17,6 +17,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Mapping, Optional, Type, Union
 
+from . import __version__
 from .arrays import Arrays
 from .batches import Batch
 from .faults import MAX_MESSAGE, is_from_user_code, text_of, traceback_of
@@ -28,7 +29,6 @@ from .streams import Stream, StreamLoop
 from .values import arrays_of
 from .worker import Context, Worker, check_worker, has_tensors, holds_models, overrides, wire_model, wire_spec
 
-VERSION = "0.1.0"  # of this library
 PROTOCOL = 1
 
 # Times, in seconds. Of the worker's threads, to finish after its last batch:
@@ -201,7 +201,7 @@ class Session:
         hello: Dict[str, Any] = {
             "protocols": [PROTOCOL],
             "name": self._class.__name__,
-            "sdk": f"stagemesh-python {VERSION} ({self._arrays_name})",
+            "sdk": f"stagemesh-python {__version__} ({self._arrays_name})",
             "pid": os.getpid(),
         }
         hello["capabilities"] = [_STREAM if self._streaming else _PREFETCH]

@@ -1,0 +1,286 @@
+"""Transport: HTTP/1.1 by the standard library, with a bounded pool of connections.
+
+Safe for threads. A connection carries one request at a time, and is closed rather than used again
+after anything but a whole answer; a gateway then cancels a request that is neither durable nor has
+a key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import select
+import socket
+import ssl
+import threading
+import time
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Set, Union
+from urllib.parse import urlsplit
+
+from .calls import Plan
+from .faults import Cancelled, DeadlineExceeded, disconnected, invalid_answer
+
+# The longest wait for a connection, and for the next bytes of a stream: a gateway sends some every 15 s.
+CONNECT_TIMEOUT, IDLE_TIMEOUT = 10.0, 60.0
+_PIECE = 1 << 16
+_FAULT_BYTES = 1 << 20  # the longest body of a failure that is read
+
+
+class Endpoint:
+    """Where a gateway is, and how it is reached."""
+
+    def __init__(
+        self, url: str, token: str, ca: Union[str, ssl.SSLContext, None], connections: int, max_bytes: int
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+            raise ValueError(f"url: expected http:// or https:// and a host, got {parts.scheme}://{parts.hostname}")
+        if not token.isascii() or not token.isprintable():
+            raise ValueError("token: it has characters that no token has; is there a line end in it?")
+        if connections < 1 or max_bytes < 1:
+            raise ValueError("connections and max_bytes: expected at least 1")
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+        self.host, self.port, self.prefix = parts.hostname, parts.port, parts.path.rstrip("/")
+        self.connections, self.max_bytes = connections, max_bytes
+        self.headers = {"User-Agent": "stagemesh-python"}
+        if token:
+            self.headers["Authorization"] = f"Bearer {token.strip()}"
+        self.tls: Optional[ssl.SSLContext] = None
+        if parts.scheme == "https":
+            self.tls = ca if isinstance(ca, ssl.SSLContext) else ssl.create_default_context(cafile=ca)
+        elif ca is not None:
+            raise ValueError(f"ca: {self.url} has no TLS; use https://")
+
+
+class Reply(NamedTuple):
+    """An answer of HTTP, with the names of its headers in lower case; source has the body of a stream."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytearray
+    source: Any = None
+
+
+class Interrupt:
+    """Ends exchanges from another thread: they raise Cancelled, and so do those that begin later."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self._lock = threading.Lock()
+        self._sockets: Set[socket.socket] = set()
+
+    def set(self) -> None:
+        """Ends all exchanges."""
+        with self._lock:
+            self.event.set()
+            for one in self._sockets:
+                with contextlib.suppress(OSError):  # not the method of ssl, which forgets the connection's state
+                    socket.socket.shutdown(one, socket.SHUT_RDWR)
+
+    def check(self) -> None:
+        """Raises Cancelled once it is set."""
+        if self.event.is_set():
+            raise Cancelled("the caller has cancelled the call", reason="CANCELLED")
+
+    def watch(self, connection: socket.socket) -> None:
+        """Adds the connection of an exchange."""
+        with self._lock:
+            self._sockets.add(connection)
+        self.check()
+
+    def leave(self, connection: socket.socket) -> None:
+        """Removes the connection of an exchange that is over."""
+        with self._lock:
+            self._sockets.discard(connection)
+
+
+class Clock:
+    """The time that an exchange has left."""
+
+    def __init__(self, seconds: Optional[float]) -> None:
+        self._seconds = seconds
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    def left(self, most: Optional[float] = None) -> Optional[float]:
+        """Returns the seconds that are left, at most so many; raises DeadlineExceeded."""
+        if self._end is None:
+            return most
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise self.passed()
+        return left if most is None else min(left, most)
+
+    def passed(self) -> DeadlineExceeded:
+        """Returns the fault of a deadline that has passed."""
+        return DeadlineExceeded(f"no answer within {self._seconds:.3g} s", reason="DEADLINE_EXCEEDED")
+
+
+class Transport:
+    """Exchanges requests for answers."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._room = threading.Semaphore(endpoint.connections)
+        self._lock = threading.Lock()
+        self._idle: List[http.client.HTTPConnection] = []
+        self._closed = False
+
+    def close(self) -> None:
+        """Closes idle connections; those in use close after their exchange."""
+        with self._lock:
+            self._closed, idle, self._idle = True, self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def send(self, plan: Plan, timeout: Optional[float], interrupt: Interrupt) -> Reply:
+        """Makes an exchange; raises Disconnected, DeadlineExceeded, InvalidAnswer or Cancelled."""
+        interrupt.check()
+        clock = Clock(timeout)
+        if not self._room.acquire(timeout=clock.left()):
+            what = f"all {self.endpoint.connections} connections are in use"
+            raise DeadlineExceeded(what, reason="DEADLINE_EXCEEDED")
+        exchange = _Exchange(self, interrupt, clock)
+        try:
+            reply = exchange.begin(plan)
+            if plan.stream and reply.status == 200:
+                return reply._replace(source=exchange)
+            exchange.read_all(reply)
+            exchange.end(whole=True)
+            return reply
+        except BaseException:
+            exchange.end(whole=False)
+            raise
+
+    def take(self, clock: Clock) -> http.client.HTTPConnection:
+        """Returns a connection on which nothing has come, or a new one."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise RuntimeError("the mesh was closed")
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                break
+            if connection.sock is not None and not _is_readable(connection.sock):
+                return connection
+            connection.close()  # the gateway has closed it
+        e = self.endpoint
+        timeout = clock.left(CONNECT_TIMEOUT)
+        if e.tls is None:
+            connection = http.client.HTTPConnection(e.host, e.port, timeout=timeout)
+        else:
+            connection = http.client.HTTPSConnection(e.host, e.port, timeout=timeout, context=e.tls)
+        try:
+            connection.connect()
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, (OSError, UnicodeError)):
+                raise
+            final = isinstance(error, (ssl.SSLError, UnicodeError))  # a certificate does not get better
+            raise disconnected(f"cannot connect to {e.url}: {error}", sent=False, final=final) from error
+        return connection
+
+    def give(self, connection: http.client.HTTPConnection, again: bool) -> None:
+        """Takes a connection back."""
+        with self._lock:
+            again = again and not self._closed
+            if again:
+                self._idle.append(connection)
+        if not again:
+            connection.close()
+
+    def leave(self) -> None:
+        """Ends an exchange."""
+        self._room.release()
+
+
+def _is_readable(connection: socket.socket) -> bool:
+    if not hasattr(select, "poll"):
+        return bool(select.select([connection], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+class _Exchange:
+    """One request and its answer; of a stream the source of its bytes."""
+
+    def __init__(self, transport: Transport, interrupt: Interrupt, clock: Clock) -> None:
+        self._transport, self._interrupt, self._clock = transport, interrupt, clock
+        self._connection: Optional[http.client.HTTPConnection] = None
+        self._socket: Any = None
+        self._response: Any = None
+        self._ended = False
+
+    @contextlib.contextmanager
+    def _translate(self) -> Iterator[None]:
+        """Makes faults of the errors of a connection."""
+        try:
+            yield
+        except (OSError, http.client.HTTPException) as error:
+            self._interrupt.check()
+            if isinstance(error, socket.timeout):  # TimeoutError since Python 3.10
+                self._clock.left()
+            what = f"the connection to {self._transport.endpoint.url} broke: {str(error) or type(error).__name__}"
+            raise disconnected(what, sent=True) from error
+
+    def begin(self, plan: Plan) -> Reply:
+        """Sends the request, and returns the head of the answer."""
+        transport, clock = self._transport, self._clock
+        connection = self._connection = transport.take(clock)
+        self._socket = connection.sock
+        self._interrupt.watch(self._socket)
+        headers = {**transport.endpoint.headers, **plan.headers}
+        if plan.body or plan.method == "POST":
+            headers["Content-Length"] = str(sum(map(len, plan.body)))
+        with self._translate():
+            self._socket.settimeout(clock.left())
+            connection.putrequest(plan.method, transport.endpoint.prefix + plan.path, skip_accept_encoding=True)
+            for name, value in headers.items():
+                connection.putheader(name, value)
+            # A gateway may refuse a request before it has all of it; its answer says why.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.endheaders(list(plan.body) or None)
+            self._socket.settimeout(clock.left(IDLE_TIMEOUT if plan.stream else None))
+            response = self._response = connection.getresponse()
+        return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, bytearray())
+
+    def read_all(self, reply: Reply) -> None:
+        """Reads the whole body."""
+        response, most = self._response, self._transport.endpoint.max_bytes
+        if reply.status >= 300:
+            most = min(most, _FAULT_BYTES)
+        while len(reply.body) + (response.length or 0) <= most:
+            with self._translate():
+                self._socket.settimeout(self._clock.left())
+                piece = response.read1(_PIECE)
+                if not piece and response.length:
+                    raise http.client.IncompleteRead(b"", response.length)
+            if not piece:
+                return
+            reply.body.extend(piece)
+        raise invalid_answer(f"the answer has more than max_bytes, {most}", reply.status)
+
+    def read(self) -> bytes:
+        """Returns the next bytes of a stream, empty at its end."""
+        with self._translate():
+            self._interrupt.check()
+            self._socket.settimeout(self._clock.left(IDLE_TIMEOUT))
+            piece: bytes = self._response.read1(_PIECE)
+        return piece
+
+    def close(self) -> None:
+        """Ends a stream, and its request with it, if that is not over."""
+        self.end(whole=False)
+
+    def end(self, whole: bool) -> None:
+        """Gives the connection back, for other requests if nothing more of this one comes."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._response is not None:
+            whole = whole and not self._response.will_close
+            self._response.close()
+        if self._connection is not None:
+            self._interrupt.leave(self._socket)
+            self._transport.give(self._connection, again=whole)
+        self._transport.leave()
