@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"os"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,9 +16,11 @@ import (
 
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/sdk/python"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/test/meshtest"
 )
@@ -103,5 +108,45 @@ func TestClientsOfTheGuideAreAnswered(t *testing.T) {
 	_, err = readDigit(t.Context(), client, url, []byte("no image"))
 	if got, _ := reason(err); got != "INVALID_INPUT" {
 		t.Errorf("reason %q of %v", got, err)
+	}
+}
+
+// The scripts of the guide for Python run as they stand, but for the address, and print what they should.
+func TestScriptsOfThePythonClientRun(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	if err := os.CopyFS(folder, python.Files()); err != nil {
+		t.Fatal(err)
+	}
+	urls := map[string]string{}
+	for _, example := range []string{"digits", "text-stream", "nightly"} {
+		urls[example] = startExample(t, example)
+	}
+	ran := 0
+	found, _ := blocks(read(t, "docs/clients.md"))
+	for _, b := range found {
+		text := strings.Join(b.lines, "\n") + "\n"
+		if b.language != "python" || !strings.Contains(text, "stagemesh.client") {
+			continue
+		}
+		example, want := "digits", "9"
+		switch {
+		case strings.Contains(text, `"tale"`):
+			example, want = "text-stream", "tell"
+		case strings.Contains(text, "jobs.submit"):
+			example = "nightly"
+		case strings.Contains(text, "except"):
+			want = ""
+		}
+		ran++
+		path := testbed.WriteFile(t, "script.py", strings.ReplaceAll(text, "http://127.0.0.1:8080", urls[example]))
+		script := exec.CommandContext(t.Context(), "python3", "-B", path)
+		script.Dir, script.Env = repository, append(os.Environ(), "PYTHONPATH="+folder)
+		if out, err := script.CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
+			t.Errorf("docs/clients.md:%d prints %s, %v", b.line, out, err)
+		}
+	}
+	if ran != 7 {
+		t.Errorf("%d scripts ran", ran)
 	}
 }

@@ -153,7 +153,7 @@ def fault(reason: str, code: str = "UNAVAILABLE", status: int = 503, **more: Any
     return document({"error": error}, status)
 
 
-def document(value: Any, status: int = 200, **headers: str) -> Script:
+def document(value: Any, status: int = 200, **headers: Any) -> Script:
     kind = {"Content-Type": "application/json", **headers}
     return lambda handler, _: handler.answer(status, json.dumps(value).encode(), kind)
 

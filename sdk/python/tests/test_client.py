@@ -209,7 +209,7 @@ class ValuesTest(ClientTest):
     def test_packing_is_that_of_the_library(self) -> None:
         import msgpack  # type: ignore[import-untyped]
 
-        value = {
+        value: Dict[str, Any] = {
             "a": [None, True, False, 0, 127, 128, -1, -33, 1 << 63, -(1 << 63), 1.5, "x" * 300, b"y" * 70000],
             "\u00e9": {},
         }
@@ -433,13 +433,12 @@ class RetryTest(ClientTest):
             {"error": {"code": "UNAUTHENTICATED", "reason": "UNAUTHENTICATED", "message": "m"}}
         ).encode()
         gateway = self.gateway(text(""))
-        with mock.patch.object(
-            gateway.server.RequestHandlerClass,
-            "do_POST",
-            lambda handler: (
-                setattr(handler, "close_connection", True) or handler.answer(401, refusal, {"Connection": "close"})
-            ),
-        ):
+
+        def refuse(handler: Any) -> None:
+            handler.close_connection = True
+            handler.answer(401, refusal, {"Connection": "close"})
+
+        with mock.patch.object(gateway.server.RequestHandlerClass, "do_POST", refuse):
             error = self.fails(
                 (client.Unauthenticated, client.Disconnected),
                 self.mesh(gateway).with_options(retries=0).infer,
@@ -500,7 +499,7 @@ class ConnectionTest(ClientTest):
         for _ in range(3):
             mesh.infer("p", x=b"1")
             (idle,) = mesh._transport._idle
-            while not client.transport._is_readable(idle.sock):  # type: ignore[attr-defined]
+            while not client.transport._is_readable(idle.sock):
                 time.sleep(0.001)
 
     def test_threads_share_a_mesh(self) -> None:
@@ -753,7 +752,7 @@ class JobsTest(ClientTest):
     def test_answers_of_http_targets(self) -> None:
         state = {"Stagemesh-Job-State": "succeeded"}
         self.assertEqual(
-            self.mesh(self.gateway(document({"choices": []}, **state))).jobs.result("llm.1").value, {"choices": []}
+            self.mesh(self.gateway(document({"choices": []}, 200, **state))).jobs.result("llm.1").value, {"choices": []}
         )
         error = self.fails(
             client.Unavailable,

@@ -1,0 +1,142 @@
+package clients
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagemesh/stagemesh"
+	"github.com/stagemesh/stagemesh/internal/front/fronttest"
+	"github.com/stagemesh/stagemesh/internal/front/rest"
+	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/internal/transport"
+	"github.com/stagemesh/stagemesh/internal/worker"
+	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
+	"github.com/stagemesh/stagemesh/sdk/python"
+	"github.com/stagemesh/stagemesh/services/runners"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+	"github.com/stagemesh/stagemesh/test/meshtest"
+)
+
+// newSecureMesh returns a mesh with TLS, the token "sesame", jobs, and the pipelines echo, slow, words
+// and picture, which answers with the content type of its image.
+func newSecureMesh(t *testing.T, listen, cert, key string) *stagemesh.Mesh {
+	t.Helper()
+	f, err := meshfile.Parse("mesh.yaml", fmt.Appendf(nil, `
+mesh: m
+gateway: {listen: %q, cert_file: %q, key_file: %q, token_file: %q, admin: {listen: "127.0.0.1:0"}}
+stages: {echo: {runner: {echo: {}}}}
+pipelines: {echo: {steps: [{name: e, stage: echo}]}}
+jobs:
+  pools: {main: {target: {pipelines: [echo]}}}
+  queues: {nightly: {}}
+`, listen, cert, key, testbed.SecretFile(t, "sesame")), "", runners.All()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := meshtest.FromFile(t, f, stagemesh.FileSettings{Dispatcher: true})
+	words, err := filepath.Abs("testdata/words.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	streaming, err := worker.New(worker.Settings{
+		Command: []string{"python3", words}, Replicas: make([]worker.Replica, 1),
+		Files: python.Files(), FilesPath: "PYTHONPATH", Limits: worker.Limits{StartLimit: testbed.Patience},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	add(t, m, "words", streaming)
+	add(t, m, "slow", inproc.Each(inproc.Settings{}, slow))
+	if err := m.AddStage(stagemesh.Stage{
+		Name: "picture", Config: stagehost.Config{DrainTimeout: time.Second},
+		Inputs: []runner.PartSpec{{Name: "image", ContentTypes: []string{"image/png"}}},
+		Runner: inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
+			return []payload.Part{payload.OfBlob("type", "text/plain", []byte(item.Inputs[0].Blob.ContentType))}, nil
+		}),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// Python's client keeps its promises with a real gateway, over TLS and with a token, also while that
+// gateway restarts; and it knows each reason as the front sends it.
+func TestClientOfThePythonSDKKeepsItsPromises(t *testing.T) {
+	t.Parallel()
+	authority := testbed.NewAuthority(t)
+	cert, key := authority.Certificate("127.0.0.1")
+	listen := fmt.Sprintf("127.0.0.1:%d", testbed.FreePort(t))
+	m := newSecureMesh(t, listen, cert, key)
+	if err := m.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { meshtest.Stop(t, m) }()
+
+	faults := httptest.NewServer(rest.New(&fronttest.Caller{Answer: func(_ context.Context, r *request.Request) (*request.Response, error) {
+		return nil, fronttest.Fault(fault.Reason(r.Pipeline))
+	}}, nil, transport.Settings{}))
+	t.Cleanup(faults.Close)
+	var reasons []string
+	for _, r := range fault.Reasons() {
+		reasons = append(reasons, string(r))
+	}
+
+	folder := t.TempDir()
+	if err := os.CopyFS(folder, python.Files()); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "python3", "-B", "-W", "error::ResourceWarning", "-m", "unittest", "--verbose", "test_mesh")
+	cmd.Dir = "python"
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+folder, "MESH=https://"+listen, "MESH_CA="+authority.File, "MESH_TOKEN=sesame",
+		"MESH_FAULTS="+faults.URL, "MESH_REASONS="+strings.Join(reasons, " "))
+	said, err := os.Create(filepath.Join(t.TempDir(), "said"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer said.Close()
+	cmd.Stderr = said
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if lines.Text() != "restart" {
+			continue
+		}
+		meshtest.Stop(t, m)
+		m = newSecureMesh(t, listen, cert, key)
+		if err := m.Start(t.Context()); err != nil {
+			t.Error(err)
+			break
+		}
+		if _, err := fmt.Fprintln(in, "restarted"); err != nil {
+			t.Error(err)
+		}
+	}
+	err = cmd.Wait()
+	text := read(t, said.Name())
+	if err != nil || !strings.Contains(text, "\nOK\n") || slices.Contains(strings.Fields(text), "skipped") {
+		t.Errorf("%v\n%s", err, text)
+	}
+}
