@@ -206,8 +206,8 @@ class Mesh:
     ) -> Reply:
         """Makes a request, again after faults that a retry may mend, until the deadline.
 
-        key is the idempotency key of the first try. Without one, tries after a connection that
-        broke have a new key, as the mesh may have the request by then.
+        key is the idempotency key of the first try. Without one, tries of an inference after a
+        connection that broke have a new key, as the mesh may have the request by then.
         """
         options, interrupt = self.options, self._interrupt or Interrupt()
         end = None if options.timeout is None else time.monotonic() + options.timeout
@@ -233,7 +233,8 @@ class Mesh:
                     raise
                 if end is not None and time.monotonic() + pause >= end:
                     raise
-                may_have_it = isinstance(fault, Disconnected) and fault.sent and plan.inference and not key
+                may_have_it = isinstance(fault, Disconnected) and fault.sent and plan.inference
+                may_have_it = may_have_it and not key and not plan.stream  # a stream with a key outlives its reader
                 made = (made or new_key()) if may_have_it else "" if needs_no_key else made
             if interrupt.event.wait(pause):
                 raise Cancelled("the caller has cancelled the call", reason="CANCELLED")

@@ -72,7 +72,7 @@ class PromisesTest(unittest.TestCase):
         self.assertEqual((error.reason, error.stage), ("UNSUPPORTED_MEDIA_TYPE", "picture"))
 
     def test_large_inputs_come_back(self) -> None:
-        large = os.urandom(6 << 20)
+        large = os.urandom(3 << 20)
         self.assertEqual(self.mesh.infer("echo", x=large).value, large)
         error = self.fails(client.InvalidArgument, self.mesh.infer, "echo", x=bytes(200 << 20))
         self.assertEqual(error.reason, "PAYLOAD_TOO_LARGE")
