@@ -201,7 +201,8 @@ func (*Part_Ref) isPart_Body() {}
 // Blob is opaque bytes with a media type.
 type Blob struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Media type, e.g. "image/png". Empty means application/octet-stream.
+	// Media type, e.g. "image/png". Empty means the only one that the stage declares, else
+	// application/octet-stream.
 	ContentType   string `protobuf:"bytes,1,opt,name=content_type,json=contentType,proto3" json:"content_type,omitempty"`
 	Data          []byte `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
