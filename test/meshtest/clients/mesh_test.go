@@ -15,7 +15,7 @@
 // (folder node), grpcurl, h2spec, schemathesis (folder python) and curl. MLServer is a server: it
 // loads testdata/adder.py, again and again, for a modelserver.Runner. The files there pin the
 // versions of all but the last two; `make clients` installs them outside the tree. Without them the
-// tests fail.
+// tests fail. The client of sdk/python, with a mesh of its own (sdk_test.go), needs Python alone.
 package clients
 
 import (

@@ -238,7 +238,7 @@ class _Exchange:
             for name, value in headers.items():
                 connection.putheader(name, value)
             # A gateway may refuse a request before it has all of it; its answer says why.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
                 connection.endheaders(list(plan.body) or None)
             self._socket.settimeout(clock.left(IDLE_TIMEOUT if plan.stream else None))
             response = self._response = connection.getresponse()
