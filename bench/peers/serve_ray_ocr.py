@@ -4,8 +4,8 @@ import os
 import signal
 
 import ray
-from ray import serve
 from rapidocr import RapidOCR
+from ray import serve
 from serve_rapidocr import SETTINGS, read
 from starlette.requests import Request
 from starlette.responses import Response

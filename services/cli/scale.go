@@ -85,11 +85,10 @@ func (c *scaleCommand) validate() error {
 
 func (c *scaleCommand) run(ctx context.Context, client clients) error {
 	known := applied{}
-	for first := true; ; first = false {
+	for first := true; ctx.Err() == nil; first = false {
 		stages, err := client.ListStages(ctx, connect.NewRequest(&adminv1.ListStagesRequest{}))
 		switch {
 		case ctx.Err() != nil:
-			return nil
 		case err != nil && first:
 			return err
 		case err != nil:
@@ -101,10 +100,9 @@ func (c *scaleCommand) run(ctx context.Context, client clients) error {
 			}
 			c.apply(ctx, known, stages.Msg.GetStages())
 		}
-		if process.Sleep(ctx, watchInterval) != nil {
-			return nil
-		}
+		_ = process.Sleep(ctx, watchInterval) // its error is the context's
 	}
+	return nil
 }
 
 // apply runs the command for each stage that is due.

@@ -13,17 +13,18 @@ func TestFailedCommandRunsAgainAfterAPauseThatGrows(t *testing.T) {
 	if known.isDue("a", 2, 2, now) {
 		t.Error("a stage with the hosts that are wanted is due")
 	}
-	for i, want := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+	for i, want := range []int{1, 2, 4, 8, 16, 32, 60, 60} {
+		want := time.Duration(want) * time.Second
 		if !known.isDue("a", 1, 2, now) {
 			t.Fatalf("failure %d: not due", i)
 		}
-		if pause := known.record("a", 2, broken, now); pause != want*time.Second {
+		if pause := known.record("a", 2, broken, now); pause != want {
 			t.Errorf("failure %d: pause of %s", i, pause)
 		}
-		if known.isDue("a", 1, 3, now.Add(want*time.Second-1)) {
+		if known.isDue("a", 1, 3, now.Add(want-1)) {
 			t.Errorf("failure %d: due before its pause is over", i)
 		}
-		now = now.Add(want * time.Second)
+		now = now.Add(want)
 	}
 	known.record("a", 2, nil, now)
 	for _, row := range []struct {

@@ -224,7 +224,8 @@ func TestLinesEndWithTheGateway(t *testing.T) {
 				}
 				return fronttest.Echo(ctx, r)
 			}}
-			to, answers, _ := openMany(t.Context(), t, serveMany(t, caller, transport.Settings{Stopping: stopping}), "?in_order=true", h2c)
+			to, answers, response := openMany(t.Context(), t, serveMany(t, caller, transport.Settings{Stopping: stopping}), "?in_order=true", h2c)
+			defer response.Body.Close()
 			write(t, to, "{\"slow\":1}\n")
 			testbed.Receive(t, "the line runs", started)
 			close(stopping)
@@ -234,7 +235,7 @@ func TestLinesEndWithTheGateway(t *testing.T) {
 					t.Fatalf("answer %d is %+v, %v", i+1, got, err)
 				}
 			}
-			if err := answers.Decode(new(manyAnswer)); err != io.EOF { //nolint:errorlint // as it is
+			if err := answers.Decode(new(manyAnswer)); err != io.EOF {
 				t.Errorf("the answers end with %v", err)
 			}
 		})
@@ -269,7 +270,7 @@ func TestManyLinesTakeConstantMemory(t *testing.T) { //nolint:paralleltest // it
 	defer response.Body.Close()
 	heap := func() uint64 {
 		var m runtime.MemStats
-		runtime.GC() //nolint:revive // to measure what is held
+		runtime.GC()
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc
 	}
