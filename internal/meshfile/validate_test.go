@@ -140,7 +140,7 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		"scaler target":             {good + "gateway: {scaler: {target: wait=200}}", `m.yaml:4:20: gateway.scaler.target: "wait=200": 200 has no unit; add ms or s, as in wait=200ms`},
 		"scaler for all":            {good + "gateway: {scaler: {listen: \":9081\"}}", "m.yaml:4:20: gateway.scaler.listen: other machines can reach :9081; name authorities in client_ca_file, "},
 		"scaler without TLS":        {good + "gateway: {scaler: {client_ca_file: ca.pem}}", "m.yaml:4:20: gateway.scaler.client_ca_file: callers show certificates over TLS only"},
-		"hosts wanted":              {stage("min_hosts: 2, max_hosts: 1"), "m.yaml:5:19: stages.a.max_hosts: 1 is less than the 2 of min_hosts"},
+		"hosts wanted":              {stage("min_hosts: 2\n    max_hosts: 1"), "m.yaml:6:5: stages.a.max_hosts: 1 is less than the 2 of min_hosts"},
 		"no least hosts":            {stage("min_hosts: -1"), "m.yaml:5:5: stages.a.min_hosts: -1 is not between 0 and 10000"},
 		"gateway bound":             {good + "gateway: {max_in_flight: -1}", "m.yaml:4:11: gateway.max_in_flight: -1 is negative"},
 		"gateway bytes":             {good + "gateway: {max_in_flight_bytes: 1MiB}", "m.yaml:4:11: gateway.max_in_flight_bytes: 1MiB is less than the 20MiB that one request may need"},

@@ -93,10 +93,10 @@ func TestEveryGatewayWantsTheSameHosts(t *testing.T) {
 	ref := trigger("stage:slow", "target:busy=70%")
 	ctx, cancel := context.WithCancel(t.Context())
 	var calls []<-chan answer
-	for range 500 {
+	for range 1500 {
 		calls = append(calls, send(ctx, first, requestFor("stage:slow", "x")))
 	}
-	testbed.Eventually(t, "both gateways want the same hosts for 500 items", func() bool {
+	testbed.Eventually(t, "both gateways want the same hosts for 1500 items", func() bool {
 		a, b := wanted(t, of, ref), wanted(t, other, ref)
 		return a > 1 && a == b
 	})
