@@ -179,9 +179,10 @@ func (b *requestBody) release() { b.account.Release(b.reserved.Swap(0)) }
 
 // Read implements io.Reader.
 func (b *requestBody) Read(buf []byte) (int, error) {
-	b.onDemand = false
 	n, err := b.ReadCloser.Read(buf)
-	b.ended = b.ended || err != nil
+	if !b.ended { // else the response may be written meanwhile
+		b.onDemand, b.ended = false, err != nil
+	}
 	if full := b.account.Reserve(int64(n)); full != nil {
 		return 0, full
 	}

@@ -22,14 +22,16 @@ func one(i int, pipeline string, inOrder bool) *inferencev1.InferManyRequest {
 	return &inferencev1.InferManyRequest{Request: r, Id: fmt.Sprint("r", i), InOrder: inOrder}
 }
 
-// onEachTwoWay is onEach for protocols in which both sides send at once.
-func onEachTwoWay(t *testing.T, caller *fronttest.Caller, test func(t *testing.T, client inferencev1connect.InferenceServiceClient)) {
+// onEachTwoWay is onEach for protocols in which both sides send at once. Each test has its own caller.
+func onEachTwoWay(t *testing.T, test func(t *testing.T, serve func(*fronttest.Caller) inferencev1connect.InferenceServiceClient)) {
 	t.Helper()
 	for _, p := range protocols() {
 		if p.h2c && p.name != "gRPC-Web over HTTP/2" {
 			t.Run(p.name, func(t *testing.T) {
 				t.Parallel()
-				test(t, p.client(t, p.serve(t, caller)))
+				test(t, func(caller *fronttest.Caller) inferencev1connect.InferenceServiceClient {
+					return p.client(t, p.serve(t, caller))
+				})
 			})
 		}
 	}
@@ -124,20 +126,20 @@ func TestManyAnswersComeInOrderOrAsTheyAreReady(t *testing.T) {
 // A message without a request, or with a bad one, fails alone; a caller that leaves ends what runs.
 func TestManyEndAloneAndTogether(t *testing.T) {
 	t.Parallel()
-	started, ended := make(chan struct{}, 64), make(chan struct{}, 64)
-	caller := &fronttest.Caller{Answer: func(ctx context.Context, r *request.Request) (*request.Response, error) {
-		if r.Pipeline != "hang" {
-			return fronttest.Echo(ctx, r)
-		}
-		started <- struct{}{}
-		<-ctx.Done()
-		ended <- struct{}{}
-		return nil, ctx.Err()
-	}}
-	onEachTwoWay(t, caller, func(t *testing.T, client inferencev1connect.InferenceServiceClient) {
+	onEachTwoWay(t, func(t *testing.T, serve func(*fronttest.Caller) inferencev1connect.InferenceServiceClient) {
+		started, ended := make(chan struct{}, 64), make(chan struct{}, 64)
+		caller := &fronttest.Caller{Answer: func(ctx context.Context, r *request.Request) (*request.Response, error) {
+			if r.Pipeline != "hang" {
+				return fronttest.Echo(ctx, r)
+			}
+			started <- struct{}{}
+			<-ctx.Done()
+			ended <- struct{}{}
+			return nil, ctx.Err()
+		}}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		stream := client.InferMany(ctx)
+		stream := serve(caller).InferMany(ctx)
 		bad := one(1, "echo", true)
 		bad.Request.Durability = inferencev1.Durability(77)
 		for _, m := range []*inferencev1.InferManyRequest{{Id: "empty", InOrder: true}, bad, one(2, "echo", true)} {

@@ -243,7 +243,7 @@ func TestLinesEndWithTheGateway(t *testing.T) {
 }
 
 // manyLines is how many lines one body has; `make soak` sends a million.
-var manyLines = flag.Int("lines", 100_000, "how many lines one body has")
+var manyLines = flag.Int("lines", 20_000, "how many lines one body has")
 
 // Lines of any number take the memory of those that run.
 func TestManyLinesTakeConstantMemory(t *testing.T) { //nolint:paralleltest // it measures the heap
