@@ -32,9 +32,10 @@ type workerLoop struct {
 	machine *machine
 	// current is nil where the worker is DEAD.
 	current *incarnation
-	// exits are how the ranks exited; lastOutputs is the last output of the first that
-	// wrote any.
+	// exits are how the ranks exited. exited is the last incarnation of which one has, and lastOutputs the
+	// last output of its first rank that wrote any.
 	exits       []error
+	exited      uint64
 	lastOutputs []string
 	// began is when the incarnation did.
 	began time.Time
@@ -248,7 +249,7 @@ func (l *workerLoop) publishStatus() {
 // are killed.
 func (l *workerLoop) spawn() []action {
 	of := &incarnation{worker: l.worker, number: l.machine.incarnation, running: map[uint64]*running{}, requests: map[uint64]*modelRequest{}}
-	l.current, l.lastOutputs, l.exits = of, nil, make([]error, l.ranks)
+	l.current, l.exits = of, make([]error, l.ranks)
 	err := l.startRanks(of)
 	l.latest.Store(of)
 	l.report(l.starting)
@@ -276,8 +277,8 @@ func (l *workerLoop) watch(r *rank) {
 		exit, last := r.process.Exit(), r.process.Last()
 		l.postOf(r.of, func(m *machine, now time.Time) []action {
 			l.exits[r.index] = exit
-			if len(l.lastOutputs) == 0 {
-				l.lastOutputs = last
+			if l.exited != r.of.number || len(l.lastOutputs) == 0 {
+				l.exited, l.lastOutputs = r.of.number, last
 			}
 			return m.Exited(r.index, exit, now)
 		})
