@@ -74,7 +74,7 @@ func newVersion() *cobra.Command {
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "stagemesh %s %s %s %s/%s\n", process.Version(), process.Origin(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "stagemesh %s %s %s/%s %s\n", process.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH, process.Origin())
 			return err
 		},
 	}

@@ -103,7 +103,7 @@ func TestVersionNamesTheProgramAndThePlatform(t *testing.T) {
 	t.Parallel()
 	out, err := run(t, "version")
 	words := strings.Fields(out)
-	if err != nil || len(words) != 4 || words[0] != "stagemesh" || words[2] != runtime.Version() || words[3] != runtime.GOOS+"/"+runtime.GOARCH {
+	if err != nil || len(words) < 6 || words[0] != "stagemesh" || words[2] != runtime.Version() || words[3] != runtime.GOOS+"/"+runtime.GOARCH || words[4] != "(commit" {
 		t.Errorf("got %q, %v", out, err)
 	}
 	if out, err := run(t, "--version"); err != nil || !strings.Contains(out, words[1]) {
