@@ -455,22 +455,19 @@ func (a *Availability) checkQueuesLocked(env *envelope.Envelope, tenant string) 
 			longest, slowestHop, slowest = wait, hop, q
 		}
 	}
-	left := env.Deadline.Sub(now)
-	if left <= 0 {
-		return slowest, nil // the call ends by its deadline
-	}
-	if f := tooLate(total, left, slowestHop); f != nil {
+	if f := CheckWork(env, total, slowestHop); f != nil {
 		return nil, f
 	}
 	return slowest, nil
 }
 
-// tooLate returns why a request with so much time left is rejected for the work ahead of it, most of which
-// is at the hop; nil where it is not.
-func tooLate(work, left time.Duration, hop *pipeline.Hop) *fault.Fault {
+// CheckWork returns why a request is rejected for the work ahead of it, most of which is at the hop; nil
+// where it is not.
+func CheckWork(env *envelope.Envelope, work time.Duration, hop *pipeline.Hop) *fault.Fault {
+	left := time.Until(env.Deadline)
 	late := work - time.Duration(maxWaitShare*float64(left))
-	if late <= 0 {
-		return nil
+	if left <= 0 || late <= 0 {
+		return nil // without time left, the call ends by its deadline
 	}
 	f := fault.Newf(fault.Overloaded, "there is about %s of work ahead of the request, most of it at stage %s, and it has %s left",
 		work.Round(time.Millisecond), hop.Stage, left.Round(time.Millisecond))
@@ -488,15 +485,6 @@ func (a *Availability) WaitOf(hop *pipeline.Hop, env *envelope.Envelope, items f
 		wait += durationOf((items - 1) / (rate * e.useful()))
 	}
 	return wait
-}
-
-// CheckWork rejects a request for the work ahead of it, most of which is at the hop, as Admit does.
-func (a *Availability) CheckWork(env *envelope.Envelope, work time.Duration, hop *pipeline.Hop) *fault.Fault {
-	left := time.Until(env.Deadline)
-	if left <= 0 {
-		return nil // the call ends by its deadline
-	}
-	return tooLate(work, left, hop)
 }
 
 // Wait returns how long an item of the lowest class will be in the queues of a stage, 0 where

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/stagemesh/stagemesh/internal/admission"
 	"github.com/stagemesh/stagemesh/internal/graph"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -128,5 +129,5 @@ func (s *Service) checkWork(x *call) *fault.Fault {
 	if w.hop == nil {
 		return nil
 	}
-	return s.availability.CheckWork(x.env, w.total, w.hop)
+	return admission.CheckWork(x.env, w.total, w.hop)
 }

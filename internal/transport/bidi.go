@@ -27,6 +27,9 @@ type InFlight[P any] struct {
 	Sequence func(P) any
 }
 
+// ManyInFlight is how many requests of one stream of many, or of a body of many lines, run at a time, at most.
+const ManyInFlight = 64
+
 // maxWaitingBytes bounds the messages of one stream that wait for others of their sequence. Each
 // counts as waitingCost at least. Then no more messages are read.
 const maxWaitingBytes, waitingCost = 16 << 20, 8 << 10

@@ -245,7 +245,7 @@ func (c *grpcConn) sweepInterval() time.Duration {
 
 // endStalled ends the streams that stall.
 func (c *grpcConn) endStalled() {
-	now, closing := time.Now(), isClosed(c.settings.Closing)
+	now, closing := time.Now(), IsClosed(c.settings.Closing)
 	for _, s := range c.openStreams() {
 		s.endStalled(now, closing)
 	}

@@ -60,7 +60,7 @@ func (r *stallReader) Read(buf []byte) (int, error) {
 		r.next()
 	}
 	switch {
-	case errors.Is(err, os.ErrDeadlineExceeded) && isClosed(r.closing):
+	case errors.Is(err, os.ErrDeadlineExceeded) && IsClosed(r.closing):
 		return n, stopping()
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return n, Stalled(r.timeout)
@@ -217,7 +217,7 @@ func (s *stallTimer) fire() {
 		return
 	}
 	// It may be early: for the closing, or because an earlier operation has started it.
-	if now := time.Now(); now.Before(s.operation.until) && !isClosed(s.operation.closing) {
+	if now := time.Now(); now.Before(s.operation.until) && !IsClosed(s.operation.closing) {
 		s.fireInTime(now)
 		return
 	}
@@ -234,7 +234,8 @@ func (s *stallTimer) stop() (expired bool) {
 	return expired
 }
 
-func isClosed(c <-chan struct{}) bool {
+// IsClosed reports whether a channel is closed on which nothing is sent.
+func IsClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
 		return true

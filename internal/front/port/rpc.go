@@ -32,7 +32,7 @@ func newRPC(caller call.Caller, s transport.Settings) *transport.Service {
 	out, svc := transport.NewService(descriptor, s), &rpc{caller: caller}
 	transport.Unary(out, "Infer", svc.infer)
 	transport.ServerStream(out, "InferStream", svc.inferStream)
-	transport.BidiStream(out, "InferMany", transport.InFlight[*inferencev1.InferManyRequest]{Limit: manyInFlight}, svc.inferMany)
+	transport.BidiStream(out, "InferMany", transport.InFlight[*inferencev1.InferManyRequest]{Limit: transport.ManyInFlight}, svc.inferMany)
 	transport.Unary(out, "GetResult", svc.getResult)
 	transport.Unary(out, "Cancel", svc.cancel)
 	return out
@@ -50,9 +50,6 @@ func (s *rpc) infer(ctx context.Context, c *transport.Call, in *inferencev1.Infe
 	setHeaders(c, out)
 	return out.ToProto(), nil
 }
-
-// manyInFlight is how many requests of one stream run at a time.
-const manyInFlight = 64
 
 // inferMany answers one request of a stream. A failed request is a response; an error means that the
 // response cannot be sent.

@@ -21,9 +21,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
-// manyInFlight is how many lines of a body run at a time, at most.
-const manyInFlight = 64
-
 // many answers a request for each line of a body, with a line each. It holds the lines that run, and
 // no more are read meanwhile.
 type many struct {
@@ -48,7 +45,7 @@ type manyLine struct {
 
 // inferMany answers the lines of a body. It returns an error where no line has been written.
 func (h *handler) inferMany(w http.ResponseWriter, r *http.Request, pipeline string) error {
-	x := &many{handler: h, w: w, inFlight: manyInFlight}
+	x := &many{handler: h, w: w, inFlight: transport.ManyInFlight}
 	rest, err := x.takeQuery(r.URL.RawQuery)
 	if err != nil {
 		return err
@@ -99,8 +96,8 @@ func (x *many) takeQuery(raw string) (rest string, err error) {
 				err = fmt.Errorf("%.*q: use true or false", fault.MaxQuoted, value)
 			}
 		case "in_flight":
-			if x.inFlight, err = strconv.Atoi(value); err != nil || x.inFlight < 1 || x.inFlight > manyInFlight {
-				err = fmt.Errorf("%.*q: use a whole number from 1 to %d", fault.MaxQuoted, value, manyInFlight)
+			if x.inFlight, err = strconv.Atoi(value); err != nil || x.inFlight < 1 || x.inFlight > transport.ManyInFlight {
+				err = fmt.Errorf("%.*q: use a whole number from 1 to %d", fault.MaxQuoted, value, transport.ManyInFlight)
 			}
 		default:
 			others.Set(key, value)
@@ -119,7 +116,7 @@ func (x *many) run(ctx context.Context, interrupt func()) (number int, err error
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	defer context.AfterFunc(caller, func() {
-		if !isClosed(x.settings.Stopping) {
+		if !transport.IsClosed(x.settings.Stopping) {
 			cancel(context.Cause(caller))
 		}
 	})()
@@ -130,7 +127,7 @@ func (x *many) run(ctx context.Context, interrupt func()) (number int, err error
 	release()
 	switch {
 	case err == nil:
-	case isClosed(x.settings.Stopping): // lines that run are answered
+	case transport.IsClosed(x.settings.Stopping): // lines that run are answered
 		err = fault.New(fault.ShuttingDown, "the gateway is stopping; send this line and those after it again").WithRetryAfter(budget.RetryAfter)
 	default:
 		if _, isFault := errors.AsType[*fault.Fault](err); !isFault && ctx.Err() != nil {
@@ -259,13 +256,4 @@ func (b *lineBody) next(limit int) ([]byte, error) {
 		b.inLine = b.stall()
 	}
 	return readLine(b.lines, limit)
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
 }
