@@ -151,10 +151,11 @@ func (s Settings) scaler() Scaler {
 
 // boundsOf returns the bounds of a stage.
 func (s Settings) boundsOf(stage pipeline.StageName) scale.Bounds {
-	if b, ok := s.Bounds[stage]; ok {
-		return b
+	b, ok := s.Bounds[stage]
+	if !ok && s.Scaler == nil {
+		b.Min = 1
 	}
-	return scale.Bounds{Min: map[bool]int{false: 1}[s.Scaler != nil]}
+	return b
 }
 
 // activation returns which stages may have no host; nil if none may.
@@ -162,10 +163,10 @@ func (s Settings) activation() *call.Activation {
 	if s.Scaler == nil && !slices.ContainsFunc(slices.Collect(maps.Values(s.Bounds)), func(b scale.Bounds) bool { return b.Min == 0 }) {
 		return nil
 	}
-	of := s.scaler()
+	section := s.scaler()
 	return &call.Activation{
 		Allows:      func(stage pipeline.StageName) bool { return s.boundsOf(stage).Min == 0 },
-		MaxRequests: of.MaxWaiting, MaxBytes: of.MaxWaitingBytes, Timeout: of.MaxWait,
+		MaxRequests: section.MaxWaiting, MaxBytes: section.MaxWaitingBytes, Timeout: section.MaxWait,
 	}
 }
 

@@ -337,7 +337,7 @@ func (l *traffic) end() []string {
 	return l.wrong
 }
 
-// Monitoring is left out: its images and programs are those of others.
+// Monitoring is left out: its images and programs are other projects'.
 func TestDockerRunsTheStack(t *testing.T) {
 	e := startEngine(t)
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)

@@ -167,7 +167,7 @@ func (c *cancels) cancel(env *envelope.Envelope, s *sending) {
 	if isDeleted && c.onDeleted != nil {
 		c.onDeleted(env)
 	}
-	if env.StoresResult() && env.Path == "" { // nobody asks for that of a step
+	if env.StoresResult() && env.Path == "" { // nobody asks for a step's
 		c.store(ctx, env)
 	}
 	c.notify(env, isDeleted)

@@ -60,7 +60,7 @@ type graphRun struct {
 	// is the response then.
 	lookUp <-chan time.Time
 	found  *request.Response
-	// branches are those of the timeline. spans are of the blocks and branches that run, traced is how many have ended.
+	// branches are the timeline's. spans are of the blocks and branches that run, traced is how many have ended.
 	branches []envelope.Branch
 	spans    map[string]trace.Span
 	traced   int

@@ -535,7 +535,7 @@ type Branch struct {
 	Began, Took time.Duration
 	// Count is how many there were in the items of a map; else 0.
 	Count uint32
-	// Items are those of a map, of which Failed failed; ItemP50 and ItemMax are how long they took.
+	// Items counts the items of a map, of which Failed failed; ItemP50 and ItemMax are how long they took.
 	Items, Failed    uint32
 	ItemP50, ItemMax time.Duration
 }

@@ -94,7 +94,7 @@ type Branch struct {
 	Why string
 	// Began and Ended are equal where nothing ran.
 	Began, Ended time.Time
-	// Items are those of a map, of which Failed failed; ItemP50 and ItemMax are how long they took.
+	// Items counts the items of a map, of which Failed failed; ItemP50 and ItemMax are how long they took.
 	Items, Failed    int
 	ItemP50, ItemMax time.Duration
 }

@@ -109,7 +109,7 @@ func (c *scaleCommand) run(ctx context.Context, client clients) error {
 func (c *scaleCommand) apply(ctx context.Context, known applied, stages []*adminv1.StageStatus) {
 	for _, s := range stages {
 		name, wanted := s.GetStage(), s.GetHostsWanted()
-		// The name becomes part of a command: no other characters than those of a name may.
+		// The name becomes part of a command: it may have the characters of names alone.
 		if wanted == nil || len(c.stages) > 0 && !slices.Contains(c.stages, name) || pipeline.ValidName("stage", name) != nil || ctx.Err() != nil {
 			continue
 		}

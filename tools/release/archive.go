@@ -32,8 +32,8 @@ type file struct {
 	mode int64
 }
 
-// packed returns a tar of the files, which are sorted, belong to root and are of that time.
-func packed(files []file, at time.Time) ([]byte, error) {
+// pack returns a tar of the files, which are sorted, belong to root and are of that time.
+func pack(files []file, at time.Time) ([]byte, error) {
 	files = slices.SortedFunc(slices.Values(files), func(a, b file) int { return strings.Compare(a.name, b.name) })
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
@@ -50,8 +50,8 @@ func packed(files []file, at time.Time) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-func gzipped(files []file, at time.Time) ([]byte, error) {
-	archive, err := packed(files, at)
+func compress(files []file, at time.Time) ([]byte, error) {
+	archive, err := pack(files, at)
 	if err != nil {
 		return nil, err
 	}
@@ -67,8 +67,8 @@ func gzipped(files []file, at time.Time) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// unpacked returns the regular files of a tar.
-func unpacked(archive io.Reader) (files []file, err error) {
+// readTar returns the regular files of a tar.
+func readTar(archive io.Reader) (files []file, err error) {
 	for r := tar.NewReader(archive); ; {
 		header, err := r.Next()
 		if errors.Is(err, io.EOF) {
@@ -90,7 +90,7 @@ func unpacked(archive io.Reader) (files []file, err error) {
 
 // unpack writes the files of a tar below a folder.
 func unpack(archive []byte, folder string) error {
-	files, err := unpacked(bytes.NewReader(archive))
+	files, err := readTar(bytes.NewReader(archive))
 	for _, f := range files {
 		path := filepath.Join(folder, filepath.FromSlash(f.name))
 		if err = errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o755)); err == nil {
@@ -106,11 +106,11 @@ func normalise(archive []byte, at time.Time) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := unpacked(r)
+	files, err := readTar(r)
 	if err != nil {
 		return nil, err
 	}
-	return gzipped(files, at)
+	return compress(files, at)
 }
 
 // authorities returns the certificates that Go's authors take from Mozilla, as a file.
@@ -124,7 +124,7 @@ func authorities() []byte {
 
 // image returns the image of deploy/Dockerfile's target stagemesh.
 func (r *release) image(program []byte, licences file, arch string) (v1.Image, error) {
-	layer, err := packed([]file{
+	layer, err := pack([]file{
 		{name: "usr/bin/stagemesh", data: program, mode: 0o755},
 		{name: "etc/ssl/certs/ca-certificates.crt", data: authorities()},
 		{name: "usr/share/licenses/stagemesh/" + licences.name, data: licences.data},
@@ -200,7 +200,7 @@ func (r *release) writeImage(program []byte, licences file, arch string) error {
 	}); err != nil {
 		return err
 	}
-	archive, err := packed(files, r.at)
+	archive, err := pack(files, r.at)
 	if err != nil {
 		return err
 	}

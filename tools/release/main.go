@@ -55,7 +55,7 @@ type release struct {
 	work string
 }
 
-// platforms are those of the archives; images are for those of Linux.
+// platforms lists what archives are for; images are for Linux alone.
 var platforms = []struct{ system, arch string }{{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "amd64"}, {"darwin", "arm64"}}
 
 var versionPattern = regexp.MustCompile(`^v(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?$`)
@@ -189,7 +189,7 @@ func (r *release) writePrograms(ctx context.Context) error {
 			f.name = name + "/" + f.name
 			files = append(files, f)
 		}
-		archive, err := gzipped(files, r.at)
+		archive, err := compress(files, r.at)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(r.out, name+".tar.gz"), archive, 0o644)
 		}

@@ -51,11 +51,11 @@ func TestArchivesDependOnTheirFilesAlone(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1_700_000_000, 0)
 	a, b := file{name: "a/x", data: []byte("x"), mode: 0o755}, file{name: "b", data: []byte("y")}
-	first, err := gzipped([]file{a, b}, at)
+	first, err := compress([]file{a, b}, at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	other, err := gzipped([]file{b, a}, at.Add(time.Hour))
+	other, err := compress([]file{b, a}, at.Add(time.Hour))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestImagesAreValidAndReproducible(t *testing.T) {
 		t.Errorf("the configuration is %+v, %v", config, err)
 	}
 	// Docker's own form names the same blobs.
-	files, err := unpacked(bytes.NewReader(images[0]))
+	files, err := readTar(bytes.NewReader(images[0]))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestUnpackedSkipsWhatIsNoFile(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if files, err := unpacked(&archive); err != nil || len(files) > 0 {
+	if files, err := readTar(&archive); err != nil || len(files) > 0 {
 		t.Errorf("got %v, %v", files, err)
 	}
 }

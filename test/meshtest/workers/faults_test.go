@@ -238,7 +238,7 @@ func TestWorkerOutputIsLogged(t *testing.T) {
 func TestMisbehavingWorkerFailsItsCallers(t *testing.T) {
 	t.Parallel()
 	for text, test := range map[string]struct {
-		// reason is that of the item's fault, or "" for the right answer; beside is the reason of
+		// reason is the reason of the item's fault, or "" for the right answer; beside is the reason of
 		// its neighbours'.
 		reason, beside fault.Reason
 		// crashes is how many workers are replaced.
