@@ -8,6 +8,9 @@ from typing import Any
 import schemathesis
 from schemathesis.core.failures import Failure
 
+# Lines of JSON are text whose first line may be anything.
+schemathesis.serializer.alias("application/x-ndjson", "text/plain")
+
 # Schemathesis does not escape the names of a form's fields: a backslash at the end escapes the quote.
 FIELD_NAMES = {"pattern": r"^[^\x00-\x1f\x7f]*[^\x00-\x1f\x7f\\]$"}
 
