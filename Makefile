@@ -351,10 +351,13 @@ test-plain: ## Run the tests without the race detector, but for the slow ones
 	@echo "== test"
 	@go test -vet=off $(filter-out $(SLOW),$(UNITS))
 
+# Packages one after the other, after all is compiled: many of them run whole meshes, whose
+# deadlines suffer when several share two cores.
 .PHONY: test-race
 test-race: $(CONSUL_BIN)/.built $(ONNX_PYTHON)/.built $(MODELS_PYTHON)/.built ## Run the tests with the race detector (needs a C compiler)
 	@echo "== test with the race detector"
-	@CGO_ENABLED=1 go test -vet=off -race $(UNITS)
+	@CGO_ENABLED=1 go build -race $(PACKAGES)
+	@CGO_ENABLED=1 go test -vet=off -race -p 1 $(UNITS)
 
 .PHONY: test-workers
 test-workers: ## Kill, freeze and mislead the worker processes of a mesh while requests flow

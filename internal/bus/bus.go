@@ -72,7 +72,7 @@ type Settings struct {
 	// other.
 	Auth credentials.Broker
 	// AckTimeout is how long Publish waits for the acknowledgement before it is
-	// ErrUnknown; 0 means 2 s. Other requests to the broker may take as long, and 5 s at
+	// ErrUnknown; 0 means 5 s. Other requests to the broker may take as long, and 5 s at
 	// least.
 	AckTimeout time.Duration
 	// Store, for a broker in this process, returns why it stores nothing in files; nil where it does.
@@ -121,7 +121,7 @@ type Bus struct {
 }
 
 const (
-	defaultAckTimeout = 2 * time.Second
+	defaultAckTimeout = 5 * time.Second
 	minAPITimeout     = 5 * time.Second
 	pingEvery         = 2 * time.Second
 	maxPings          = 2

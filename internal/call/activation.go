@@ -178,7 +178,10 @@ func (s *Service) awaitHosts(ctx context.Context, x *call, missing *fault.Fault,
 		return f
 	}
 	defer wait.leave()
-	waiting, cancel := context.WithTimeout(ctx, s.activations.Timeout)
+	if x.activatingSince.IsZero() {
+		x.activatingSince = wait.since
+	}
+	waiting, cancel := context.WithDeadline(ctx, x.activatingSince.Add(s.activations.Timeout))
 	defer cancel()
 	poll := time.NewTicker(activationPoll)
 	defer poll.Stop()
@@ -189,7 +192,7 @@ func (s *Service) awaitHosts(ctx context.Context, x *call, missing *fault.Fault,
 		x.noteActivating(f.Stage)
 		if now := time.Now(); x.emit != nil && now.Sub(told) >= activationProgress {
 			told = now
-			if err := x.emit(request.Chunk{RequestID: string(x.env.RequestID), Activating: &request.Activating{Stage: f.Stage, Waited: now.Sub(wait.since)}}); err != nil {
+			if err := x.emit(request.Chunk{RequestID: string(x.env.RequestID), Activating: &request.Activating{Stage: f.Stage, Waited: now.Sub(x.activatingSince)}}); err != nil {
 				return fault.From(err)
 			}
 		}
@@ -201,12 +204,12 @@ func (s *Service) awaitHosts(ctx context.Context, x *call, missing *fault.Fault,
 			if f := fault.From(ctx.Err()); ctx.Err() != nil && f.Reason == fault.Cancelled {
 				return f
 			}
-			return expiredActivation(missing, time.Since(wait.since))
+			return expiredActivation(missing, time.Since(x.activatingSince))
 		}
 	}
 	// A question that the end of the time has cut off says nothing.
 	if f != nil && f.Reason == fault.DeadlineExceeded && errors.Is(waiting.Err(), context.DeadlineExceeded) {
-		return expiredActivation(missing, time.Since(wait.since))
+		return expiredActivation(missing, time.Since(x.activatingSince))
 	}
 	return f
 }

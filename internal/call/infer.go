@@ -291,8 +291,9 @@ type call struct {
 	// waitForCapacity is true where the request waits for capacity. admitted is nil before it has.
 	waitForCapacity bool
 	admitted        *admission.Admitted
-	// activated are the stages for whose first host the request has waited.
-	activated []string
+	// activated are the stages for whose first host the request has waited, since activatingSince.
+	activated       []string
+	activatingSince time.Time
 
 	// graph is nil where the pipeline has no blocks. copies has the message of a step of one that has, of
 	// which many may have the same parts; nil for a whole request.
@@ -655,7 +656,17 @@ func (x *call) handleFailedPublish(ctx context.Context) error {
 		}
 		x.publish()
 	case o.err != nil:
-		return bus.Rejection(o.err, x.env.Hop())
+		f := bus.Rejection(o.err, x.env.Hop())
+		if !errors.Is(o.err, bus.ErrNoQueue) || !x.service.activations.waitsFor(f) {
+			return f
+		}
+		// Whether the stage has a host was not known when the call was admitted.
+		f = x.service.awaitHosts(ctx, x, f, func() *fault.Fault { return x.service.availability.CheckHosts(ctx, x.env.Route, x.env.Durability) })
+		if f != nil {
+			return f
+		}
+		s.tries = 0
+		x.publish()
 	case o.receipt.Duplicate && s.tries == 1 && x.isKeptPiece():
 		// Another run of the request has sent the step, and may get the reply.
 		s.tries++

@@ -25,7 +25,7 @@ const (
 	maxPause = 50 * time.Millisecond
 	// changeTimeout bounds a change, and awaitTimeout how long it waits until this process
 	// has seen it.
-	changeTimeout = 5 * time.Second
+	changeTimeout = 10 * time.Second
 	awaitTimeout  = 2 * time.Second
 	// unusedFor is the age of the last use of a model that is registered without one, so that
 	// registering many displaces nothing in use.

@@ -141,7 +141,7 @@ func TestUploadIsAnsweredWhileItIsSent(t *testing.T) {
 	defer response.Body.Close()
 	data, err := io.ReadAll(response.Body)
 	if n := strings.Count(string(data), `"state":"queued"`); err != nil || n != lines {
-		t.Errorf("%d jobs, %v", n, err)
+		t.Errorf("%d jobs, %v, the end of the answer is %s", n, err, data[max(0, len(data)-500):])
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -19,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/batch"
+	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -176,11 +178,16 @@ func TestRequestsWakeAStage(t *testing.T) {
 	t.Parallel()
 	for name, edit := range map[string]func(*request.Request){
 		"memory": func(*request.Request) {}, "file": func(r *request.Request) { r.Durability = pipeline.File },
-		"with a key": func(r *request.Request) { r.IdempotencyKey = "k" },
+		"with a key": func(r *request.Request) { r.IdempotencyKey = "k" }, "no word of hosts": func(*request.Request) {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			bed := meshtest.New(t)
+			if name == "no word of hosts" { // somebody hears the question, and does not answer in time
+				if _, err := bed.Broker.Client().Subscribe(bus.SubjectsOf(meshtest.Mesh).Alive("stage"), func(*nats.Msg) {}); err != nil {
+					t.Fatal(err)
+				}
+			}
 			// Another gateway than the one that the request waits at.
 			g, other := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("p", "stage")}, scaling()), bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("p", "stage")}, scaling())
 			states, err := keda(t, other, insecure.NewCredentials()).StreamIsActive(t.Context(), trigger("stage:stage"))

@@ -67,6 +67,8 @@ EXPECTED = {
     "an empty header is none": ("ST201", r"'Stagemesh-[A-Za-z-]+': '\s*'", "in header"),
     "0 and 1 are booleans too": ("ST201", "", "was boolean, became number"),
     "requests have headers of all names": ("ST201", "", "in header - object with unexpected properties"),
+    "a body of empty lines is empty": ("ST202", "application/x-ndjson", "the body is empty"),
+    "each line of a body has its answer": ("ST201", "application/x-ndjson", r'^.*in body.*"line":1'),
     "a short timeout may pass": ("ST101", "Stagemesh-Timeout", "DEADLINE_EXCEEDED"),
     "chunks are not stored for an idempotency key": ("ST101", "Idempotency-Key", "STREAM_INTERRUPTED"),
     "Go's server limits headers": ("ST103|ST201", "", "431 Request Header Fields Too Large"),
