@@ -144,7 +144,8 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 	}
 	m := graph.New(g.pipeline, graph.Request{
 		ID: x.env.RequestID, Tenant: x.env.Tenant, Inputs: x.env.Parts, Parameters: x.request.Parameters, Metadata: x.request.Metadata, Deadline: x.env.Deadline, IsComplete: x.request.IsComplete,
-		Spec: func(stage pipeline.StageName) *stagev1.Spec { return specs[string(stage)] },
+		Usual: x.service.learnt.usual(x.env.Pipeline),
+		Spec:  func(stage pipeline.StageName) *stagev1.Spec { return specs[string(stage)] },
 	})
 	x.apply(ctx, m.Start(time.Now()))
 	for m.Outcome() == nil {
@@ -172,7 +173,7 @@ func (x *call) summarise(m *graph.Machine) {
 	if m.Outcome() == nil {
 		return
 	}
-	x.service.fans.learn(x.env.Pipeline, m.Branches())
+	x.service.learnt.learn(x.env.Pipeline, m.Branches(), m.Took())
 	x.service.metrics.countBranches(x.env.Pipeline, m.Branches())
 }
 

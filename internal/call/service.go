@@ -192,7 +192,7 @@ type Service struct {
 	// pieces bounds the steps of pipelines with blocks that run at a time.
 	pieces *semaphore.Weighted
 	graphs graphs
-	fans   fans
+	learnt learnt
 
 	table *table
 	// finished has the last requests that ended.

@@ -38,9 +38,12 @@ func (m *Machine) runParallel(s *scope, step *pipeline.Step, path string, in par
 		Parallel: step.Parallel, machine: m, path: path, began: m.now, scope: s.child(step.Parallel.Within), lists: step.Lists(),
 		given: make([][]payload.Part, n), isEnded: make([]bool, n), open: n, done: done,
 	}
+	if b.mayLack() {
+		b.scope = s.childOf(step.Name, b.lists, b.Within, 0)
+	}
 	b.scope.setTimer(func() {
 		for i := range b.lists {
-			b.end(i, nil, lateFault(join(path, b.lists[i].Name), b.Within))
+			b.end(i, nil, lateFault(join(path, b.lists[i].Name), b.scope.deadline.Sub(b.began)))
 		}
 	})
 	for range b.lists {
@@ -52,6 +55,21 @@ func (m *Machine) runParallel(s *scope, step *pipeline.Step, path string, in par
 		}
 		m.runList(b.scopes[i], list, join(path, list.Name), in, func(out []payload.Part, f *fault.Fault) { b.end(i, out, f) })
 	}
+}
+
+// mayLack reports whether the block may end without a branch.
+func (b *parallel) mayLack() bool {
+	for _, branch := range b.Branches {
+		if b.isReplaced(branch) {
+			return true
+		}
+	}
+	return false
+}
+
+// isReplaced reports whether the block goes on where that branch fails.
+func (b *parallel) isReplaced(branch pipeline.Branch) bool {
+	return !b.machine.request.IsComplete && (branch.Optional || branch.Missing != nil || b.Quorum > 0)
 }
 
 // need is how many branches have to arrive.
@@ -71,7 +89,7 @@ func (b *parallel) end(i int, out []payload.Part, f *fault.Fault) {
 		b.arrived++
 		b.given[i] = out
 	} else {
-		isReplaced := !b.machine.request.IsComplete && (branch.Optional || branch.Missing != nil || b.Quorum > 0)
+		isReplaced := b.isReplaced(branch)
 		if isReplaced {
 			b.given[i] = constants(branch.Missing)
 			b.machine.outcome.Partial = append(b.machine.outcome.Partial, at)
@@ -179,25 +197,33 @@ func (m *Machine) runSplit(s *scope, step *pipeline.Step, path string, in parts,
 	m.runBranch(s, lists[chosen], Branch{Path: join(path, lists[chosen].Name)}, in, done)
 }
 
-func (m *Machine) runTry(s *scope, t *pipeline.Try, path string, in parts, done given) {
-	own, tried, began := s.child(t.Within), join(path, "try"), m.now
+func (m *Machine) runTry(s *scope, step *pipeline.Step, path string, in parts, done given) {
+	t, tried, began := step.Try, join(path, "try"), m.now
+	on := t.On
+	if len(on) == 0 {
+		on = pipeline.DefaultTryReasons()
+	}
+	own := s.child(t.Within)
+	if slices.Contains(on, fault.DeadlineExceeded) {
+		own = s.childOf(step.Name, step.Lists()[:1], t.Within, m.usual(t.Else))
+	}
 	end := func(out []payload.Part, f *fault.Fault) {
 		if own.isEnded {
 			return
 		}
 		own.end()
 		m.note(Branch{Path: tried, Began: began}, f)
-		switch on := t.On; {
+		switch {
 		case f == nil:
 			done(out, nil)
-		case len(on) == 0 && slices.Contains(pipeline.DefaultTryReasons(), f.Reason), slices.Contains(on, f.Reason):
+		case slices.Contains(on, f.Reason):
 			m.outcome.Partial = slices.DeleteFunc(m.outcome.Partial, func(p string) bool { return strings.HasPrefix(p, tried+"/") })
 			m.runBranch(s, pipeline.List{Steps: t.Else}, Branch{Path: join(path, "else")}, in, done)
 		default:
 			done(nil, withPath(f, path))
 		}
 	}
-	own.setTimer(func() { end(nil, lateFault(path, t.Within)) })
+	own.setTimer(func() { end(nil, lateFault(path, own.deadline.Sub(began))) })
 	m.runList(own, pipeline.List{Steps: t.Steps}, tried, in, end)
 }
 

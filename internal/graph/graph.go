@@ -40,6 +40,8 @@ type Request struct {
 	IsComplete bool
 	// Spec returns the inputs and outputs of a stage, nil where they are not known.
 	Spec func(pipeline.StageName) *stagev1.Spec
+	// Usual is how long steps took lately, by their names.
+	Usual map[pipeline.StepName]time.Duration
 }
 
 // Start is a step to run.
@@ -128,12 +130,15 @@ type Machine struct {
 	branches []Branch
 	outcome  Outcome
 	isOver   bool
+	// took is how long the steps took that were answered, of each the longest time.
+	took map[pipeline.StepName]time.Duration
 }
 
 // running is an execution that has not ended.
 type running struct {
 	scope *scope
 	then  given
+	step  pipeline.StepName
 	path  string
 	began time.Time
 }
@@ -145,13 +150,13 @@ type timer struct {
 
 // New returns a machine for a valid pipeline with blocks.
 func New(p *pipeline.Pipeline, r Request) *Machine {
-	return &Machine{pipeline: p, request: r, running: map[int]running{}, timers: map[int]timer{}}
+	return &Machine{pipeline: p, request: r, running: map[int]running{}, timers: map[int]timer{}, took: map[pipeline.StepName]time.Duration{}}
 }
 
 // Start starts the request.
 func (m *Machine) Start(now time.Time) Actions {
 	return m.step(now, func() {
-		root := &scope{machine: m, deadline: m.request.Deadline}
+		root := &scope{machine: m, deadline: m.request.Deadline, lists: []pipeline.List{{Steps: m.pipeline.Steps}}}
 		m.runSteps(root, m.pipeline.Steps, "", parts{reach: m.request.Inputs, previous: m.request.Inputs}, func(end parts, f *fault.Fault) {
 			if f == nil {
 				m.outcome.Outputs = m.outputs(end)
@@ -181,7 +186,9 @@ func (m *Machine) ended(id int, outputs []payload.Part, f *fault.Fault, now time
 		delete(m.running, id)
 		r.scope.count(-1)
 		m.hasRun = true
-		if f != nil { // a step that fails as its block is late is late
+		if f == nil {
+			m.took[r.step] = max(m.took[r.step], now.Sub(r.began))
+		} else { // a step that fails as its block is late is late
 			for _, id := range slices.Sorted(maps.Keys(m.timers)) {
 				if !now.Before(m.timers[id].scope.deadline) {
 					m.fire(id)
@@ -218,6 +225,9 @@ func (m *Machine) Outcome() *Outcome {
 // Branches returns the blocks and branches that have ended, in that order.
 func (m *Machine) Branches() []Branch { return m.branches }
 
+// Took returns how long the steps took that were answered, of each the longest time.
+func (m *Machine) Took() map[pipeline.StepName]time.Duration { return m.took }
+
 // Running returns the steps that have not ended, in the order of their start.
 func (m *Machine) Running() []Running {
 	out := make([]Running, 0, len(m.running))
@@ -251,6 +261,8 @@ type scope struct {
 	machine  *Machine
 	parent   *scope
 	deadline time.Time
+	// lists are the steps that have to end by the deadline.
+	lists []pipeline.List
 	// live counts the executions in it.
 	live    int
 	isEnded bool
@@ -258,11 +270,54 @@ type scope struct {
 
 // child returns a scope in this one that lasts at most so long; 0 is without a limit.
 func (s *scope) child(within time.Duration) *scope {
-	out := &scope{machine: s.machine, parent: s, deadline: s.deadline}
+	out := &scope{machine: s.machine, parent: s, deadline: s.deadline, lists: s.lists}
 	if at := s.machine.now.Add(within); within > 0 && at.Before(out.deadline) {
 		out.deadline = at
 	}
 	return out
+}
+
+// childOf returns the scope of a block that has something else to give where it is late: what then runs
+// usually takes that long. Twice the time for it, and for the steps after the block, is left, but at most half
+// of all.
+func (s *scope) childOf(block pipeline.StepName, lists []pipeline.List, within, otherwise time.Duration) *scope {
+	out := s.child(within)
+	out.lists = lists
+	later, _ := s.machine.usualAfter(s.lists, block)
+	left := s.deadline.Sub(s.machine.now)
+	if at := s.deadline.Add(-min(2*(later+otherwise), left/2)); at.Before(out.deadline) {
+		out.deadline = at
+	}
+	return out
+}
+
+// usual returns how long a list of steps usually takes.
+func (m *Machine) usual(steps []pipeline.Step) (d time.Duration) {
+	for i := range steps {
+		lists := steps[i].Lists()
+		if steps[i].Try != nil {
+			lists = lists[:1]
+		}
+		longest := m.request.Usual[steps[i].Name]
+		for _, list := range lists {
+			longest = max(longest, m.usual(list.Steps))
+		}
+		d += longest
+	}
+	return d
+}
+
+// usualAfter returns how long the steps after the one named usually take, and whether it is in the lists.
+func (m *Machine) usualAfter(lists []pipeline.List, name pipeline.StepName) (time.Duration, bool) {
+	for _, list := range lists {
+		for i := range list.Steps {
+			d, isIn := m.usualAfter(list.Steps[i].Lists(), name)
+			if isIn || list.Steps[i].Name == name {
+				return d + m.usual(list.Steps[i+1:]), true
+			}
+		}
+	}
+	return 0, false
 }
 
 func (s *scope) count(n int) {
@@ -375,11 +430,11 @@ func (m *Machine) runStep(s *scope, step *pipeline.Step, path string, p parts, d
 	case step.Split != nil:
 		m.runSplit(s, step, path, p, done)
 	case step.Try != nil:
-		m.runTry(s, step.Try, path, p, done)
+		m.runTry(s, step, path, p, done)
 	default:
 		m.lastID++
 		parts, kept := m.feed(step, p)
-		m.running[m.lastID] = running{s, done, path, m.now}
+		m.running[m.lastID] = running{s, done, step.Name, path, m.now}
 		s.count(1)
 		m.do.Start = append(m.do.Start, Start{
 			ID: m.lastID, Step: step, Path: path, Parts: parts, Kept: kept, Deadline: s.deadline, IsFirst: !m.hasRun,
@@ -498,7 +553,7 @@ func constants(of map[string]pipeline.Constant) (out []payload.Part) {
 
 // lateFault is the fault of what did not end in its time.
 func lateFault(path string, within time.Duration) *fault.Fault {
-	return fault.Newf(fault.DeadlineExceeded, "%s: no answer within %s", path, within).Final()
+	return fault.Newf(fault.DeadlineExceeded, "%s: no answer within %s", path, within.Round(time.Millisecond)).Final()
 }
 
 // withPath returns a fault with the path at which it happened.

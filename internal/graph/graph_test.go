@@ -50,14 +50,18 @@ type world struct {
 
 func newWorld(t testing.TB, p *pipeline.Pipeline, inputs ...payload.Part) *world {
 	t.Helper()
+	return worldOf(t, p, graph.Request{Inputs: inputs})
+}
+
+// worldOf completes the request, and starts it.
+func worldOf(t testing.TB, p *pipeline.Pipeline, r graph.Request) *world {
+	t.Helper()
 	if err := p.Validate(); err != nil {
 		t.Fatal(err)
 	}
 	w := &world{t: t, now: begin, running: map[int]graph.Start{}, timers: map[int]time.Time{}}
-	w.m = graph.New(p, graph.Request{
-		ID: "0190b0c0-0000-7000-8000-000000000001", Inputs: inputs, Deadline: begin.Add(time.Minute), Spec: unknown,
-		Parameters: payload.Parameters{"id": payload.Int64(1 << 53)},
-	})
+	r.ID, r.Deadline, r.Spec, r.Parameters = "0190b0c0-0000-7000-8000-000000000001", begin.Add(time.Minute), unknown, payload.Parameters{"id": payload.Int64(1 << 53)}
+	w.m = graph.New(p, r)
 	w.apply(w.m.Start(begin))
 	return w
 }
@@ -296,6 +300,58 @@ func TestTryFallsBack(t *testing.T) {
 	w.fail("t/try/a", fault.NoCapacity)
 	w.fail("t/else/b", fault.NoCapacity)
 	w.check("NO_CAPACITY")
+}
+
+func TestBlocksLeaveTimeForWhatFollows(t *testing.T) {
+	t.Parallel()
+	try := func(within time.Duration, on []fault.Reason, otherwise string, steps ...pipeline.Step) pipeline.Step {
+		return block("try-"+string(steps[0].Name), pipeline.Block{Try: &pipeline.Try{Steps: steps, Within: within, On: on, Else: []pipeline.Step{stage(otherwise)}}})
+	}
+	both := func(b pipeline.Branch) pipeline.Step {
+		b.Steps = []pipeline.Step{stage("a")}
+		return block("both", pipeline.Block{Parallel: &pipeline.Parallel{Branches: map[string]pipeline.Branch{"l": b, "r": {Steps: []pipeline.Step{stage("z")}}}}})
+	}
+	usual := map[pipeline.StepName]time.Duration{"a": time.Second, "b": 5 * time.Second, "c": 2500 * time.Millisecond, "d": 1500 * time.Millisecond, "slow": time.Hour}
+	for name, row := range map[string]struct {
+		steps      []pipeline.Step
+		isComplete bool
+		want       time.Duration
+	}{
+		"else and a later step":     {[]pipeline.Step{try(0, nil, "b", stage("a")), stage("c")}, false, 45 * time.Second},
+		"within":                    {[]pipeline.Step{try(20*time.Second, nil, "b", stage("a")), stage("c")}, false, 20 * time.Second},
+		"a within that is too long": {[]pipeline.Step{try(50*time.Second, nil, "b", stage("a")), stage("c")}, false, 45 * time.Second},
+		"half of the time":          {[]pipeline.Step{try(0, nil, "slow", stage("a"))}, false, 30 * time.Second},
+		"another reason":            {[]pipeline.Step{try(0, []fault.Reason{fault.NoCapacity}, "b", stage("a")), stage("c")}, false, time.Minute},
+		"never ran":                 {[]pipeline.Step{try(0, nil, "e", stage("a"))}, false, time.Minute},
+		"an optional branch":        {[]pipeline.Step{both(pipeline.Branch{Optional: true}), stage("c")}, false, 55 * time.Second},
+		"a complete answer":         {[]pipeline.Step{both(pipeline.Branch{Optional: true}), stage("c")}, true, time.Minute},
+		"a branch that is needed":   {[]pipeline.Step{both(pipeline.Branch{}), stage("c")}, false, time.Minute},
+		"in a branch": {[]pipeline.Step{
+			block("s", pipeline.Block{Split: &pipeline.Split{Branches: map[string]pipeline.Branch{
+				"l": {Weight: 100, Steps: []pipeline.Step{try(0, nil, "b", stage("a"))}}, "r": {Steps: []pipeline.Step{stage("z")}},
+			}}}), stage("c"),
+		}, false, 45 * time.Second},
+		"in another":    {[]pipeline.Step{try(0, nil, "d", try(0, nil, "b", stage("a")), stage("c"))}, false, 42 * time.Second},
+		"before blocks": {[]pipeline.Step{try(0, nil, "d", stage("a")), try(0, nil, "slow", stage("b")), stage("c")}, false, 42 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: row.steps}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, Usual: usual, IsComplete: row.isComplete})
+			for _, s := range w.running {
+				if got := s.Deadline.Sub(begin); s.Step.Name == "a" && got != row.want {
+					t.Errorf("the step may take %s, wanted is %s", got, row.want)
+				}
+			}
+		})
+	}
+	w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: []pipeline.Step{try(0, nil, "b", stage("a"))}}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, Usual: usual})
+	w.pass(50 * time.Second)
+	w.pass(4 * time.Second)
+	w.answer("try-a/else/b", vector("y", 1))
+	w.check("[y]")
+	if took := w.m.Took(); len(took) != 1 || took["b"] != 4*time.Second {
+		t.Errorf("the steps took %v", took)
+	}
 }
 
 // What is absent in the steps of a try is not absent in the answer of its else.

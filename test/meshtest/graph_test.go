@@ -339,6 +339,10 @@ func TestRequestsWithBlocksAreRequests(t *testing.T) {
 			ended <- struct{}{}
 			return nil, ctx.Err()
 		}))
+		bed.Host("slow", inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
+			<-time.After(200 * time.Millisecond)
+			return item.Inputs, nil
+		}))
 		two := func(first, second pipeline.Step, edit func(*pipeline.Branch)) pipeline.Block {
 			b := pipeline.Branch{Steps: steps(second)}
 			edit(&b)
@@ -351,6 +355,9 @@ func TestRequestsWithBlocksAreRequests(t *testing.T) {
 			{Name: "answers", Steps: steps(block("both", two(step("add"), step("double"), same)))},
 			{Name: "lacks", Steps: steps(block("both", two(step("add"), step("nowhere"), same)))},
 			{Name: "spares", Steps: steps(block("both", two(step("add"), step("nowhere"), optional)))},
+			{Name: "tries", Steps: steps(block("maybe", pipeline.Block{Try: &pipeline.Try{
+				Steps: steps(step("fail"), step("hang")), On: []fault.Reason{fault.RunnerFailed, fault.DeadlineExceeded}, Else: steps(step("slow")),
+			}}))},
 		})
 		ask := func(r request.Request) answer {
 			r.Inputs = []payload.Part{vector("x", 1)}
@@ -376,6 +383,15 @@ func TestRequestsWithBlocksAreRequests(t *testing.T) {
 		t.Run("deadline", func(t *testing.T) {
 			a := ask(request.Request{Pipeline: "hangs", Timeout: 300 * time.Millisecond})
 			a.checkFault(t, fault.DeadlineExceeded)
+		})
+		t.Run("deadline of a try", func(t *testing.T) {
+			try := func(x float32) {
+				t.Helper()
+				a := infer(t.Context(), g, &request.Request{Pipeline: "tries", Inputs: []payload.Part{vector("x", x)}, Timeout: 4 * time.Second})
+				a.checkOK(t)
+			}
+			try(-1) // fails, and shows how long else takes
+			try(1)  // hangs, and leaves time for else
 		})
 		t.Run("key", func(t *testing.T) {
 			first := ask(request.Request{Pipeline: "answers", IdempotencyKey: "k"})

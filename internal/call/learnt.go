@@ -16,54 +16,74 @@ import (
 )
 
 const (
-	// fanShare is the part that the last request has in the mean of a map's items.
-	fanShare = 0.1
-	// maxFans bounds the pipelines whose maps are known.
-	maxFans = 4096
+	// lastShare is the part that the last request has in a mean.
+	lastShare = 0.1
+	// maxLearnt bounds the pipelines of which something is known.
+	maxLearnt = 4096
 )
 
-// fans knows how many items the maps of pipelines have for a request: the moving means of the last
-// ones, by their paths without indices.
-type fans struct {
-	mu    sync.Mutex
-	means map[pipeline.Name]map[string]float64
+// learnt is what the last requests of pipelines with blocks tell of the next ones.
+type learnt struct {
+	mu        sync.Mutex
+	pipelines map[pipeline.Name]*means
 }
 
-// learn takes the maps of a request that has ended.
-func (f *fans) learn(name pipeline.Name, branches []graph.Branch) {
+// means are moving means of the last requests of a pipeline.
+type means struct {
+	// items are how many items maps have, by their paths without indices.
+	items map[string]float64
+	// took is how long steps take.
+	took map[pipeline.StepName]time.Duration
+}
+
+// learn takes a request that has ended.
+func (l *learnt) learn(name pipeline.Name, branches []graph.Branch, took map[pipeline.StepName]time.Duration) {
 	counts := map[string]float64{}
 	for _, b := range branches {
 		if b.Block == graph.Map && b.Status == graph.Done {
 			counts[withoutIndices(b.Path)] += float64(b.Items)
 		}
 	}
-	if len(counts) == 0 {
-		return
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.pipelines == nil || l.pipelines[name] == nil && len(l.pipelines) >= maxLearnt {
+		l.pipelines = map[pipeline.Name]*means{}
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.means == nil || f.means[name] == nil && len(f.means) >= maxFans {
-		f.means = map[pipeline.Name]map[string]float64{}
-	}
-	means := f.means[name]
-	if means == nil || len(means) > pipeline.MaxSteps { // of a pipeline that was changed
-		means = map[string]float64{}
-		f.means[name] = means
+	m := l.pipelines[name]
+	if m == nil || len(m.items)+len(m.took) > 2*pipeline.MaxSteps { // of a pipeline that was changed
+		m = &means{map[string]float64{}, map[pipeline.StepName]time.Duration{}}
+		l.pipelines[name] = m
 	}
 	for path, n := range counts {
-		if mean, is := means[path]; is {
-			n = mean + fanShare*(n-mean)
+		if mean, is := m.items[path]; is {
+			n = mean + lastShare*(n-mean)
 		}
-		means[path] = n
+		m.items[path] = n
+	}
+	for step, d := range took {
+		if mean, is := m.took[step]; is {
+			d = mean + time.Duration(lastShare*float64(d-mean))
+		}
+		m.took[step] = d
 	}
 }
 
-// observe reports the means.
-func (f *fans) observe(o metric.Float64Observer) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for name, means := range f.means {
-		for path, n := range means {
+// usual returns how long the steps of a pipeline took lately.
+func (l *learnt) usual(name pipeline.Name) map[pipeline.StepName]time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if m := l.pipelines[name]; m != nil {
+		return maps.Clone(m.took)
+	}
+	return nil
+}
+
+// observe reports the items of maps.
+func (l *learnt) observe(o metric.Float64Observer) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for name, m := range l.pipelines {
+		for path, n := range m.items {
 			o.Observe(n, metric.WithAttributes(attribute.String("pipeline", string(name)), attribute.String("map", path)))
 		}
 	}
@@ -72,9 +92,12 @@ func (f *fans) observe(o metric.Float64Observer) {
 // FanFactors returns how many items the maps of a pipeline have for a request, by their paths, as this
 // gateway has learnt.
 func (s *Service) FanFactors(name pipeline.Name) map[string]float64 {
-	s.fans.mu.Lock()
-	defer s.fans.mu.Unlock()
-	return maps.Clone(s.fans.means[name])
+	s.learnt.mu.Lock()
+	defer s.learnt.mu.Unlock()
+	if m := s.learnt.pipelines[name]; m != nil {
+		return maps.Clone(m.items)
+	}
+	return nil
 }
 
 // work is how long the items ahead of a request with blocks take, and at which step most of that.
