@@ -351,13 +351,14 @@ test-plain: ## Run the tests without the race detector, but for the slow ones
 	@echo "== test"
 	@go test -vet=off $(filter-out $(SLOW),$(UNITS))
 
-# Packages one after the other, after all is compiled: many of them run whole meshes, whose
+# All is compiled first, and the slow packages come one after the other: they run whole meshes, whose
 # deadlines suffer when several share two cores.
 .PHONY: test-race
 test-race: $(CONSUL_BIN)/.built $(ONNX_PYTHON)/.built $(MODELS_PYTHON)/.built ## Run the tests with the race detector (needs a C compiler)
 	@echo "== test with the race detector"
 	@CGO_ENABLED=1 go build -race $(PACKAGES)
-	@CGO_ENABLED=1 go test -vet=off -race -p 1 $(UNITS)
+	@CGO_ENABLED=1 go test -vet=off -race $(filter-out $(SLOW),$(UNITS)); status=$$?; \
+	  CGO_ENABLED=1 go test -vet=off -race -p 1 -timeout 20m $(filter $(SLOW),$(UNITS)) && exit $$status
 
 .PHONY: test-workers
 test-workers: ## Kill, freeze and mislead the worker processes of a mesh while requests flow
@@ -372,7 +373,7 @@ test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.bu
 .PHONY: test-fleet
 test-fleet: $(CONSUL_BIN)/.built ## Kill, pause and restart the processes of a mesh, and its registry, while requests flow
 	@echo "== test the fleet"
-	@go test -vet=off -count=1 $(FLEET)
+	@go test -vet=off -count=1 -timeout 20m $(FLEET)
 
 .PHONY: test-stack
 test-stack: $(STACK_TOOLS) ## Check the compose files and the alerts, and run the stack: digits, targets, scaling, dashboards

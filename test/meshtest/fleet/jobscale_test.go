@@ -118,7 +118,7 @@ func TestManyJobsEndOnce(t *testing.T) {
 	if !*soak { // which measures
 		t.Parallel()
 	}
-	jobs, gate := pick(100_000, 1_000_000), newValve(t, time.Second)
+	jobs, gate := pick(20_000, 1_000_000), newValve(t, time.Second)
 	f := newJobsFleet(t, hostSpec{run: 0}, map[string]any{"max_in_flight": 256, "gate": gate.gate})
 	f.dispatch()
 	names, state := bus.SubjectsOf(f.mesh), f.streams().state
