@@ -73,6 +73,29 @@ func (g *goals) measured(r Results, n Number, of []questions.Goal) {
 	}
 }
 
+// graphs adds the goals of pipelines with blocks.
+func (g *goals) graphs(r Results) {
+	ratio, latency := quantity{times, preciseTimes}, quantity{milliseconds, milliseconds}
+	item, _ := r.Item(Graphs)
+	of := func(name string, callers int) Series {
+		s, _ := item.answer(name).at(callers)
+		return s
+	}
+	known := len(item.Commands) > 0
+	items := func(callers int) spread {
+		return inTurns(of(mapped, 40), of(classify, callers), func(a, b Trial) (float64, bool) {
+			return a.ThroughputPerS * mapItems / b.ThroughputPerS, b.ThroughputPerS > 0
+		})
+	}
+	more := inTurns(of(switched, 1), of(plain, 1), func(a, b Trial) (float64, bool) { return a.P50MS - b.P50MS, true })
+	g.atMost(Graphs, 1.15, ratio, pairedRatios(of(five, 1), of(nap, 1), p50), known, "P50 of five stages side by side over that of one: 1 in flight")
+	g.atMost(Graphs, 120, latency, spreadOf(of(late, 8).Trials, p99), known, "P99 where one branch of five is 2 s late in one request of 20, and has 100 ms: 8 in flight")
+	g.atLeast(Graphs, 5, ratio, items(40), known, "items of a map per second over those of requests with one item: 40 in flight")
+	g.atLeast(Graphs, 0.8, ratio, items(40*mapItems), known, "items of a map per second over those of requests with one item: as many items in flight")
+	g.atMost(Graphs, 0.060, latency, more, known, "P50 beyond that of the plain pipeline: a switch, 1 in flight")
+	g.atLeast(Graphs, 0.3, ratio, pairedRatios(of(onFiles, 8), of(listOnFile, 8), throughput), known, "durable answers per second of three blocks over those of three steps: 8 in flight")
+}
+
 // Goals returns all goals with their results.
 func Goals(r Results) []Goal {
 	ratio, latency, part := quantity{times, preciseTimes}, quantity{milliseconds, milliseconds}, quantity{percent, share}
@@ -137,6 +160,7 @@ func Goals(r Results) []Goal {
 	out.atMost(Tracing, 1.02, ratio, got, known, "P50 over that without tracing: %s, 1 in flight", sampled)
 	out.measured(r, Models, questions.ModelGoals())
 	out.measured(r, Jobs, questions.JobGoals())
+	out.graphs(r)
 	samples := r.soakSamples()
 	for _, f := range steadyFigures() {
 		g := Goal{Number: Soak, What: f.name + " during a long load", Want: "flat"}

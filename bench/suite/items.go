@@ -100,12 +100,12 @@ type Pace struct {
 
 // Full is the pace of published figures.
 func Full() Pace {
-	return Pace{Warmup: time.Second, Run: 3 * time.Second, Long: 10 * time.Second, Pairs: 5, Repeats: 5, Soak: 10 * time.Minute}
+	return Pace{Warmup: time.Second, Run: 3 * time.Second, Long: 10 * time.Second, Pairs: 5, Repeats: 5, Soak: 5 * time.Minute}
 }
 
 // Quick is the pace of a trial.
 func Quick() Pace {
-	return Pace{Quick: true, Warmup: 300 * time.Millisecond, Run: 600 * time.Millisecond, Long: 2 * time.Second, Pairs: 2, Repeats: 2, Soak: 20 * time.Second}
+	return Pace{Quick: true, Warmup: 200 * time.Millisecond, Run: 500 * time.Millisecond, Long: 2 * time.Second, Pairs: 2, Repeats: 2, Soak: 20 * time.Second}
 }
 
 // The items of the suite; PeersBatching and PeersNoop are with other servers.
@@ -126,6 +126,7 @@ const (
 	PeersNoop
 	Models
 	Jobs
+	Graphs
 )
 
 // Names of commands that other commands or the page refer to.
@@ -140,6 +141,11 @@ const (
 	onFile    = "file"
 	only      = "all"
 	oneCaller = "grpc, three stages"
+	// The pipelines of Graphs, in bench/blocks.yaml: plain ones, and those with blocks.
+	nap, five, late     = "nap", "five", "late"
+	classify, mapped    = "classify", "mapped"
+	plain, switched     = "plain", "switched"
+	listOnFile, onFiles = "list", "blocks"
 	// inOneProcess ends the names of commands whose mesh is one process.
 	inOneProcess = ", in one process"
 )
@@ -170,6 +176,7 @@ func Items(p Pace) []Item {
 		{Handlers, "A handler without a mesh", p.handlers()},
 		{Models, "Many models", p.measured("models", questions.ModelGoals())},
 		{Jobs, "Jobs", p.measured("jobs", questions.JobGoals())},
+		{Graphs, "Graphs", p.graphs()},
 	}
 }
 
@@ -295,6 +302,24 @@ func (p Pace) handlers() []Round {
 		commands[i].Handler = true
 	}
 	return p.comparePairs(commands...)
+}
+
+// mapItems is how many items a request of the pipeline mapped has.
+const mapItems = 8
+
+// graphs measures pipelines with blocks in turns with plain ones.
+func (p Pace) graphs() []Round {
+	of := func(pipeline, tensor string, callers ...int) Command {
+		return Command{
+			Name: pipeline, Pipeline: pipeline, Mesh: "blocks.yaml", Tensor: tensor, Concurrency: callers, Warmup: p.Warmup, Duration: p.Run,
+		}
+	}
+	list, blocks := of(listOnFile, "x=FP32[4]", 8), of(onFiles, "x=FP32[4]", 8)
+	list.Durability, blocks.Durability = "file", "file"
+	return p.repeat(
+		of(nap, "x=FP32[4]", 1), of(five, "x=FP32[4]", 1), of(late, "x=FP32[4]", 8),
+		of(classify, "x=FP32[1,64]", 40, 40*mapItems), of(mapped, fmt.Sprintf("x=FP32[%d,64]", mapItems), 40),
+		of(plain, "x=FP32[4]", 1), of(switched, "x=FP32[4]", 1), list, blocks)
 }
 
 // measured are the measurements of a command that have goals, each with as many repetitions as

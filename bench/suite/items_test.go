@@ -14,6 +14,7 @@ import (
 	"github.com/stagemesh/stagemesh/bench/questions"
 	"github.com/stagemesh/stagemesh/bench/suite"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 
@@ -67,8 +68,8 @@ func TestProgramAcceptsCommandsOfSuite(t *testing.T) {
 			continue
 		}
 		routes, err := f.Routes()
-		if err != nil || len(routes) != 1 || string(routes[0].Name) != c.Pipeline {
-			t.Errorf("%s: %s has %v, %v", c.Line(), name, routes, err)
+		if err != nil || !slices.ContainsFunc(routes, func(p pipeline.Pipeline) bool { return string(p.Name) == c.Pipeline }) {
+			t.Errorf("%s: %s has no such pipeline, %v", c.Line(), name, err)
 		}
 	}
 }

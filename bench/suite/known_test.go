@@ -129,6 +129,13 @@ func known(ratio, slower, goodput, grows float64) suite.Results {
 		{Name: "beside", Values: map[string][]float64{"P99": {1.4}, "busy": {89}}},
 		{Name: "opened", Values: map[string][]float64{"first send": {250}}},
 		{Name: "batch", Values: map[string][]float64{"batch": {1.3}}},
+	}, []suite.Answer{
+		answer("nap", alone(callers(1), suite.Trial{Figures: figures(48, 21)})), answer("five", alone(callers(1), suite.Trial{Figures: figures(47, 21.1)})),
+		answer("late", alone(callers(8), suite.Trial{Figures: figures(300, 21)})),
+		answer("classify", alone(callers(40), suite.Trial{Figures: figures(1000, 40)}), alone(callers(320), suite.Trial{Figures: figures(5000, 64)})),
+		answer("mapped", alone(callers(40), suite.Trial{Figures: figures(600, 66)})),
+		answer("plain", alone(callers(1), suite.Trial{Figures: figures(9000, 0.1)})), answer("switched", alone(callers(1), suite.Trial{Figures: figures(8000, 0.15)})),
+		answer("list", alone(callers(8), suite.Trial{Figures: figures(1000, 8)})), answer("blocks", alone(callers(8), suite.Trial{Figures: figures(250, 32)})),
 	})
 	for _, n := range []int{1, 8, 32, 64, 128} {
 		items[4][0].Loads = append(items[4][0].Loads, alone(callers(n), suite.Trial{Figures: figures(float64(min(100*n, 2400)), 6), BatchSize: float64(n) / 2}))

@@ -184,6 +184,8 @@ func (v view) tables(item Measured) []string {
 		return []string{item.comparisonTable("requests")}
 	case Models, Jobs:
 		return []string{item.values()}
+	case Graphs:
+		return []string{item.loads()}
 	}
 	return nil
 }
@@ -295,6 +297,18 @@ func (m Measured) shares(of func(Trial) float64) string {
 	return t.String()
 }
 
+// loads is a table of the loads of each command.
+func (m Measured) loads() string {
+	t := table{head: []string{"pipeline", "in flight", "answers per second", "P50", "P99"}}
+	for _, a := range m.Commands {
+		for _, s := range a.Loads {
+			t.add(a.Name, s.inFlight(), formatSpread(spreadOf(s.Trials, throughput), load.Rounded), formatSpread(spreadOf(s.Trials, p50), milliseconds),
+				formatSpread(spreadOf(s.Trials, p99), milliseconds))
+		}
+	}
+	return t.String()
+}
+
 // values is a table of the values of measurements without loads.
 func (m Measured) values() string {
 	t := table{head: []string{"measurement", "what", "value"}}
@@ -396,11 +410,15 @@ func (m Measured) tracing() string {
 
 // pairedRatios returns the ratio of a figure in each turn.
 func pairedRatios(above, below Series, figure func(Trial) float64) spread {
-	n := min(len(above.Trials), len(below.Trials))
-	all := make([]Trial, 0, n)
-	for i := range n {
-		if of := figure(below.Trials[i]); of > 0 {
-			all = append(all, Trial{Goodput: figure(above.Trials[i]) / of})
+	return inTurns(above, below, func(a, b Trial) (float64, bool) { return figure(a) / figure(b), figure(b) > 0 })
+}
+
+// inTurns returns what figure, if known, is in each turn.
+func inTurns(one, other Series, figure func(one, other Trial) (float64, bool)) spread {
+	var all []Trial
+	for i := range min(len(one.Trials), len(other.Trials)) {
+		if value, known := figure(one.Trials[i], other.Trials[i]); known {
+			all = append(all, Trial{Goodput: value})
 		}
 	}
 	return spreadOf(all, goodput)

@@ -111,7 +111,7 @@ func TestCommandNamesWrongArguments(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no such item":    {[]string{"--only", "17"}, "--only: there is no item 17; there are 1 to 16"},
+		"no such item":    {[]string{"--only", "18"}, "--only: there is no item 18; there are 1 to 17"},
 		"no results":      {[]string{"--render", "--results", "nowhere.json"}, "--results: open nowhere.json: "},
 		"two things":      {[]string{"--render", "--short"}, "if any flags in the group ["},
 		"only some words": {[]string{"words"}, "unknown command"},

@@ -45,7 +45,7 @@ func TestOtherItemsAreKept(t *testing.T) {
 	before := known(0.9, 1.1, 900, 3)
 	later := suite.Results{Version: suite.Version, Machine: before.Machine, Versions: suite.Versions{Stagemesh: "v2"}, Items: []suite.Measured{{Number: 5, Quick: true}}}
 	got, err := before.With(later)
-	if err != nil || len(got.Items) != 16 || !got.Items[4].Quick || got.Items[3].Number != 4 || got.Versions.Stagemesh != "v2" {
+	if err != nil || len(got.Items) != 17 || !got.Items[4].Quick || got.Items[3].Number != 4 || got.Versions.Stagemesh != "v2" {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	later.Machine.Cores = 64
