@@ -259,7 +259,6 @@ func (x *call) send() error {
 		if err := x.encode(); err != nil {
 			return err
 		}
-		x.pending.wait(x.memoryStages(x.env.Durability))
 	}
 	x.admitted.Sent()
 	if !isHandedOver {
@@ -603,9 +602,13 @@ func (x *call) publish() {
 	s.tries++
 	p, failed, published := &publication{done: make(chan struct{})}, s.failed, x.published
 	s.latest = p
+	waiting, stages, began := x.pending, x.memoryStages(x.env.Durability), time.Now()
 	x.service.bus.Publish(s.message, func(r bus.Receipt, err error) {
 		if err == nil {
 			published.End()
+		}
+		if err == nil || errors.Is(err, bus.ErrUnknown) {
+			waiting.wait(stages, began)
 		}
 		p.outcome = publishOutcome{r, err}
 		close(p.done)
@@ -625,7 +628,6 @@ func (x *call) publishAgain() {
 		if x.service.bus.HandOver(x.env) { // it was never queued
 			x.published.End()
 			x.sending = sending{}
-			x.pending.wait(nil)
 			return
 		}
 	}

@@ -157,11 +157,14 @@ func (p *pending) rename(id pipeline.ExecutionID) {
 	p.table.executions[id] = p
 }
 
-// wait records that the request may wait in the memory queues of these stages.
-func (p *pending) wait(stages []pipeline.StageName) {
+// wait records that the request may wait in the memory queues of these stages since then, unless
+// more is known.
+func (p *pending) wait(stages []pipeline.StageName, since time.Time) {
 	p.table.mu.Lock()
 	defer p.table.mu.Unlock()
-	p.stages = stages
+	if p.stages == nil {
+		p.stages, p.since = stages, since
+	}
 }
 
 // forget ends the wait. Further calls do nothing.

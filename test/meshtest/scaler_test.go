@@ -208,8 +208,18 @@ func TestRequestsWakeAStage(t *testing.T) {
 			r := requestFor("p", "x")
 			edit(r)
 			call := send(t.Context(), g, r)
-			if !isActive() {
-				t.Error("the request does not wake the stage")
+			active := make(chan bool, 1)
+			go func() {
+				state, _ := states.Recv()
+				active <- state.GetResult()
+			}()
+			select {
+			case isActive := <-active:
+				if !isActive {
+					t.Error("the request does not wake the stage")
+				}
+			case a := <-call:
+				t.Fatalf("the request does not wait: %+v", a)
 			}
 			bed.Host("stage", each(unchanged))
 			got := await(t, call).checkOK(t)
