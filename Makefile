@@ -351,8 +351,8 @@ test-plain: ## Run the tests without the race detector, but for the slow ones
 	@echo "== test"
 	@go test -vet=off $(filter-out $(SLOW),$(UNITS))
 
-# All is compiled first, and the slow packages come one after the other: they run whole meshes, whose
-# deadlines suffer when several share two cores.
+# The packages are compiled first. The slow ones then run one at a time: they run whole meshes, which miss
+# deadlines when several share two cores.
 .PHONY: test-race
 test-race: $(CONSUL_BIN)/.built $(ONNX_PYTHON)/.built $(MODELS_PYTHON)/.built ## Run the tests with the race detector (needs a C compiler)
 	@echo "== test with the race detector"

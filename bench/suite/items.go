@@ -142,10 +142,10 @@ const (
 	only      = "all"
 	oneCaller = "grpc, three stages"
 	// The pipelines of Graphs, in bench/blocks.yaml: plain ones, and those with blocks.
-	nap, five, late     = "nap", "five", "late"
-	classify, mapped    = "classify", "mapped"
-	plain, switched     = "plain", "switched"
-	listOnFile, onFiles = "list", "blocks"
+	nap, five, late         = "nap", "five", "late"
+	classify, mapped        = "classify", "mapped"
+	plain, switched         = "plain", "switched"
+	threeSteps, threeBlocks = "list", "blocks"
 	// inOneProcess ends the names of commands whose mesh is one process.
 	inOneProcess = ", in one process"
 )
@@ -314,7 +314,7 @@ func (p Pace) graphs() []Round {
 			Name: pipeline, Pipeline: pipeline, Mesh: "blocks.yaml", Tensor: tensor, Concurrency: callers, Warmup: p.Warmup, Duration: p.Run,
 		}
 	}
-	list, blocks := of(listOnFile, "x=FP32[4]", 8), of(onFiles, "x=FP32[4]", 8)
+	list, blocks := of(threeSteps, "x=FP32[4]", 8), of(threeBlocks, "x=FP32[4]", 8)
 	list.Durability, blocks.Durability = "file", "file"
 	return p.repeat(
 		of(nap, "x=FP32[4]", 1), of(five, "x=FP32[4]", 1), of(late, "x=FP32[4]", 8),

@@ -410,11 +410,11 @@ func (m Measured) tracing() string {
 
 // pairedRatios returns the ratio of a figure in each turn.
 func pairedRatios(above, below Series, figure func(Trial) float64) spread {
-	return inTurns(above, below, func(a, b Trial) (float64, bool) { return figure(a) / figure(b), figure(b) > 0 })
+	return pairedFigures(above, below, func(a, b Trial) (float64, bool) { return figure(a) / figure(b), figure(b) > 0 })
 }
 
-// inTurns returns what figure, if known, is in each turn.
-func inTurns(one, other Series, figure func(one, other Trial) (float64, bool)) spread {
+// pairedFigures returns the spread of a figure of the two runs of a turn, over the turns for which it is known.
+func pairedFigures(one, other Series, figure func(one, other Trial) (float64, bool)) spread {
 	var all []Trial
 	for i := range min(len(one.Trials), len(other.Trials)) {
 		if value, known := figure(one.Trials[i], other.Trials[i]); known {

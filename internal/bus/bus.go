@@ -72,8 +72,7 @@ type Settings struct {
 	// other.
 	Auth credentials.Broker
 	// AckTimeout is how long Publish waits for the acknowledgement before it is
-	// ErrUnknown; 0 means 5 s. Other requests to the broker may take as long, and 5 s at
-	// least.
+	// ErrUnknown; 0 means 5 s. Other requests to the broker wait at least 5 s.
 	AckTimeout time.Duration
 	// Store, for a broker in this process, returns why it stores nothing in files; nil where it does.
 	Store func() error

@@ -29,7 +29,7 @@ type Activation struct {
 	// Allows reports whether a stage may have no host.
 	Allows func(pipeline.StageName) bool
 	// MaxRequests and MaxBytes bound the requests that wait and their inputs, Timeout how long
-	// one waits.
+	// one waits in all.
 	MaxRequests int
 	MaxBytes    int64
 	Timeout     time.Duration
@@ -170,29 +170,28 @@ func (s *Service) hostGrace(stage pipeline.StageName) time.Duration {
 	return s.settings.HostGrace
 }
 
-// awaitHosts tries to admit a call, which was rejected because a stage has no host, until the stages
-// have hosts or the wait is over.
+// awaitHosts calls try until it returns anything but a missing host, or the wait is over. missing is the
+// fault of the first try.
 func (s *Service) awaitHosts(ctx context.Context, x *call, missing *fault.Fault, try func() *fault.Fault) *fault.Fault {
 	wait, f := s.activations.join(int64(payload.Size(x.env.Parts)), missing)
 	if f != nil {
 		return f
 	}
 	defer wait.leave()
-	if x.activatingSince.IsZero() {
-		x.activatingSince = wait.since
+	if x.activation.since.IsZero() {
+		x.activation.since = wait.since
 	}
-	waiting, cancel := context.WithDeadline(ctx, x.activatingSince.Add(s.activations.Timeout))
+	waiting, cancel := context.WithDeadline(ctx, x.activation.since.Add(s.activations.Timeout))
 	defer cancel()
 	poll := time.NewTicker(activationPoll)
 	defer poll.Stop()
-	var told time.Time
 	for f = missing; s.activations.waitsFor(f); f = try() {
 		missing = f
 		wait.waitFor(pipeline.StageName(f.Stage))
 		x.noteActivating(f.Stage)
-		if now := time.Now(); x.emit != nil && now.Sub(told) >= activationProgress {
-			told = now
-			if err := x.emit(request.Chunk{RequestID: string(x.env.RequestID), Activating: &request.Activating{Stage: f.Stage, Waited: now.Sub(x.activatingSince)}}); err != nil {
+		if now := time.Now(); x.emit != nil && now.Sub(x.activation.notified) >= activationProgress {
+			x.activation.notified = now
+			if err := x.emit(request.Chunk{RequestID: string(x.env.RequestID), Activating: &request.Activating{Stage: f.Stage, Waited: now.Sub(x.activation.since)}}); err != nil {
 				return fault.From(err)
 			}
 		}
@@ -204,12 +203,12 @@ func (s *Service) awaitHosts(ctx context.Context, x *call, missing *fault.Fault,
 			if f := fault.From(ctx.Err()); ctx.Err() != nil && f.Reason == fault.Cancelled {
 				return f
 			}
-			return expiredActivation(missing, time.Since(x.activatingSince))
+			return expiredActivation(missing, time.Since(x.activation.since))
 		}
 	}
 	// A question that the end of the time has cut off says nothing.
 	if f != nil && f.Reason == fault.DeadlineExceeded && errors.Is(waiting.Err(), context.DeadlineExceeded) {
-		return expiredActivation(missing, time.Since(x.activatingSince))
+		return expiredActivation(missing, time.Since(x.activation.since))
 	}
 	return f
 }
@@ -222,8 +221,8 @@ func expiredActivation(missing *fault.Fault, waited time.Duration) *fault.Fault 
 
 // noteActivating records that the call has waited for a stage.
 func (x *call) noteActivating(stage string) {
-	if !slices.Contains(x.activated, stage) {
-		x.activated = append(x.activated, stage)
+	if !slices.Contains(x.activation.stages, stage) {
+		x.activation.stages = append(x.activation.stages, stage)
 	}
 }
 
@@ -233,5 +232,5 @@ func (x *call) addActivated(r *request.Response) {
 	if metadata == nil {
 		metadata = map[string]string{}
 	}
-	metadata[request.Activated], r.Metadata = strings.Join(x.activated, ","), metadata
+	metadata[request.Activated], r.Metadata = strings.Join(x.activation.stages, ","), metadata
 }

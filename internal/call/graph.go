@@ -144,8 +144,8 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 	}
 	m := graph.New(g.pipeline, graph.Request{
 		ID: x.env.RequestID, Tenant: x.env.Tenant, Inputs: x.env.Parts, Parameters: x.request.Parameters, Metadata: x.request.Metadata, Deadline: x.env.Deadline, IsComplete: x.request.IsComplete,
-		Usual: x.service.learnt.usual(x.env.Pipeline),
-		Spec:  func(stage pipeline.StageName) *stagev1.Spec { return specs[string(stage)] },
+		StepDurations: x.service.averages.stepDurations(x.env.Pipeline),
+		Spec:          func(stage pipeline.StageName) *stagev1.Spec { return specs[string(stage)] },
 	})
 	x.apply(ctx, m.Start(time.Now()))
 	for m.Outcome() == nil {
@@ -173,7 +173,11 @@ func (x *call) summarise(m *graph.Machine) {
 	if m.Outcome() == nil {
 		return
 	}
-	x.service.learnt.learn(x.env.Pipeline, m.Branches(), m.Took())
+	durations := m.StepDurations()
+	if !x.graph.resumedAt.IsZero() {
+		durations = nil // stored results come at once
+	}
+	x.service.averages.observe(x.env.Pipeline, m.Branches(), durations)
 	x.service.metrics.countBranches(x.env.Pipeline, m.Branches())
 }
 
@@ -261,6 +265,9 @@ func (x *call) apply(ctx context.Context, do graph.Actions) {
 		g.waiting = slices.DeleteFunc(g.waiting, func(s graph.Start) bool { return s.ID == id })
 	}
 	g.timers = append(g.timers, do.Timers...)
+	if len(do.Stop) > 0 {
+		g.timers = slices.DeleteFunc(g.timers, func(t graph.Timer) bool { return slices.Contains(do.Stop, t.ID) })
+	}
 	g.waiting = append(g.waiting, do.Start...)
 	for len(g.waiting) > 0 && x.service.pieces.TryAcquire(1) {
 		x.startNext(ctx)

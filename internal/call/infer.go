@@ -152,7 +152,7 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 	}
 	x.remember(id, took, nil, s.tracer.keep(x, nil, took))
 	response.Timeline.Total = took
-	if x.activated != nil {
+	if x.activation.stages != nil {
 		x.addActivated(response)
 	}
 	s.tap(x, &p, response, nil, took)
@@ -290,9 +290,12 @@ type call struct {
 	// waitForCapacity is true where the request waits for capacity. admitted is nil before it has.
 	waitForCapacity bool
 	admitted        *admission.Admitted
-	// activated are the stages for whose first host the request has waited, since activatingSince.
-	activated       []string
-	activatingSince time.Time
+	// activation records the waits for first hosts: for which stages, since when, and when the caller
+	// last got an event.
+	activation struct {
+		stages          []string
+		since, notified time.Time
+	}
 
 	// graph is nil where the pipeline has no blocks. copies has the message of a step of one that has, of
 	// which many may have the same parts; nil for a whole request.
@@ -602,13 +605,13 @@ func (x *call) publish() {
 	s.tries++
 	p, failed, published := &publication{done: make(chan struct{})}, s.failed, x.published
 	s.latest = p
-	waiting, stages, began := x.pending, x.memoryStages(x.env.Durability), time.Now()
+	pending, stages, sentAt := x.pending, x.memoryStages(x.env.Durability), time.Now()
 	x.service.bus.Publish(s.message, func(r bus.Receipt, err error) {
 		if err == nil {
 			published.End()
 		}
 		if err == nil || errors.Is(err, bus.ErrUnknown) {
-			waiting.wait(stages, began)
+			pending.recordPublished(stages, sentAt)
 		}
 		p.outcome = publishOutcome{r, err}
 		close(p.done)
@@ -662,12 +665,20 @@ func (x *call) handleFailedPublish(ctx context.Context) error {
 		if !errors.Is(o.err, bus.ErrNoQueue) || !x.service.activations.waitsFor(f) {
 			return f
 		}
-		// Whether the stage has a host was not known when the call was admitted.
-		f = x.service.awaitHosts(ctx, x, f, func() *fault.Fault { return x.service.availability.CheckHosts(ctx, x.env.Route, x.env.Durability) })
+		// Admission could not learn whether the stage has a host.
+		f = x.service.awaitHosts(ctx, x, f, func() *fault.Fault {
+			if f, _ := x.pending.outcome(); f != nil { // cancelled meanwhile
+				return f
+			}
+			return x.service.availability.CheckHosts(ctx, x.env.Route, x.env.Durability)
+		})
 		if f != nil {
 			return f
 		}
-		s.tries = 0
+		if s.tries == 1 {
+			s.tries = 0 // the item was never queued
+		}
+		x.pending.forgetQueues()
 		x.publish()
 	case o.receipt.Duplicate && s.tries == 1 && x.isKeptPiece():
 		// Another run of the request has sent the step, and may get the reply.

@@ -64,7 +64,7 @@ func newMetrics(s *Service) (*metrics, error) {
 	m.joinWait = seconds("stagemesh.graph.join_wait", "Time from the end of the first branch of a parallel block to the end of the block.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30)
 	_, mapErr := s.settings.Meter.Float64ObservableGauge("stagemesh.graph.map_items", metric.WithDescription("Items that a map has for a request, by pipeline and path: the moving mean of the last ones."),
 		metric.WithFloat64Callback(func(_ context.Context, o metric.Float64Observer) error {
-			s.learnt.observe(o)
+			s.averages.report(o)
 			return nil
 		}))
 	errs = append(errs, mapErr)

@@ -190,9 +190,9 @@ type Service struct {
 	taps [maxTaps]atomic.Pointer[tap]
 
 	// pieces bounds the steps of pipelines with blocks that run at a time.
-	pieces *semaphore.Weighted
-	graphs graphs
-	learnt learnt
+	pieces   *semaphore.Weighted
+	graphs   graphs
+	averages averages
 
 	table *table
 	// finished has the last requests that ended.

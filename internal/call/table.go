@@ -92,8 +92,8 @@ type pending struct {
 	ready chan struct{}
 
 	// stages are those in whose memory queues the request may wait, in the order of its
-	// route: none for a durable one, nor while it is handed over in memory. since is when it
-	// began to wait; zero means now. queuedAt is its sequence number in the queue of its
+	// route: none for a durable one, while it is handed over in memory, or before its publish is
+	// acknowledged or its outcome unknown. since is when it began to wait; zero means now. queuedAt is its sequence number in the queue of its
 	// first step, where a host published it there; else 0.
 	stages   []pipeline.StageName
 	since    time.Time
@@ -157,9 +157,16 @@ func (p *pending) rename(id pipeline.ExecutionID) {
 	p.table.executions[id] = p
 }
 
-// wait records that the request may wait in the memory queues of these stages since then, unless
-// more is known.
-func (p *pending) wait(stages []pipeline.StageName, since time.Time) {
+// forgetQueues records that no memory queue holds the request.
+func (p *pending) forgetQueues() {
+	p.table.mu.Lock()
+	defer p.table.mu.Unlock()
+	p.stages = nil
+}
+
+// recordPublished records that the memory queues of these stages may hold the request since then. The
+// first call counts: an earlier publish may have queued the item.
+func (p *pending) recordPublished(stages []pipeline.StageName, since time.Time) {
 	p.table.mu.Lock()
 	defer p.table.mu.Unlock()
 	if p.stages == nil {

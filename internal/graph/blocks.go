@@ -35,19 +35,21 @@ type parallel struct {
 func (m *Machine) runParallel(s *scope, step *pipeline.Step, path string, in parts, done given) {
 	n := len(step.Parallel.Branches)
 	b := &parallel{
-		Parallel: step.Parallel, machine: m, path: path, began: m.now, scope: s.child(step.Parallel.Within), lists: step.Lists(),
+		Parallel: step.Parallel, machine: m, path: path, began: m.now, scope: s.child(step.Lists(), step.Parallel.Within), lists: step.Lists(),
 		given: make([][]payload.Part, n), isEnded: make([]bool, n), open: n, done: done,
-	}
-	if b.mayLack() {
-		b.scope = s.childOf(step.Name, b.lists, b.Within, 0)
 	}
 	b.scope.setTimer(func() {
 		for i := range b.lists {
 			b.end(i, nil, lateFault(join(path, b.lists[i].Name), b.scope.deadline.Sub(b.began)))
 		}
 	})
-	for range b.lists {
-		b.scopes = append(b.scopes, b.scope.child(0))
+	for i, list := range b.lists {
+		own := b.scope.child(nil, 0)
+		if b.Quorum == 0 && b.isReplaceable(b.Branches[list.Name]) {
+			own.endBy(s.fallbackAt(step.Name, 0), b.lists[i:i+1])
+			own.setTimer(func() { b.end(i, nil, lateFault(join(path, list.Name), own.deadline.Sub(b.began))) })
+		}
+		b.scopes = append(b.scopes, own)
 	}
 	for i, list := range b.lists {
 		if b.isOver {
@@ -57,18 +59,8 @@ func (m *Machine) runParallel(s *scope, step *pipeline.Step, path string, in par
 	}
 }
 
-// mayLack reports whether the block may end without a branch.
-func (b *parallel) mayLack() bool {
-	for _, branch := range b.Branches {
-		if b.isReplaced(branch) {
-			return true
-		}
-	}
-	return false
-}
-
-// isReplaced reports whether the block goes on where that branch fails.
-func (b *parallel) isReplaced(branch pipeline.Branch) bool {
+// isReplaceable reports whether the block can continue without the branch.
+func (b *parallel) isReplaceable(branch pipeline.Branch) bool {
 	return !b.machine.request.IsComplete && (branch.Optional || branch.Missing != nil || b.Quorum > 0)
 }
 
@@ -89,7 +81,7 @@ func (b *parallel) end(i int, out []payload.Part, f *fault.Fault) {
 		b.arrived++
 		b.given[i] = out
 	} else {
-		isReplaced := b.isReplaced(branch)
+		isReplaced := b.isReplaceable(branch)
 		if isReplaced {
 			b.given[i] = constants(branch.Missing)
 			b.machine.outcome.Partial = append(b.machine.outcome.Partial, at)
@@ -203,9 +195,10 @@ func (m *Machine) runTry(s *scope, step *pipeline.Step, path string, in parts, d
 	if len(on) == 0 {
 		on = pipeline.DefaultTryReasons()
 	}
-	own := s.child(t.Within)
+	lists := step.Lists()[:1]
+	own := s.child(lists, t.Within)
 	if slices.Contains(on, fault.DeadlineExceeded) {
-		own = s.childOf(step.Name, step.Lists()[:1], t.Within, m.usual(t.Else))
+		own.endBy(s.fallbackAt(step.Name, m.expectedDuration(t.Else)), lists)
 	}
 	end := func(out []payload.Part, f *fault.Fault) {
 		if own.isEnded {
@@ -259,7 +252,7 @@ func (m *Machine) runMap(s *scope, b *pipeline.Map, path string, in parts, done 
 		return
 	}
 	x := &mapping{
-		Map: b, machine: m, path: path, began: m.now, scope: s.child(0), in: in, items: items, onError: b.OnItemError, given: make([][]payload.Part, len(items)),
+		Map: b, machine: m, path: path, began: m.now, scope: s.child(nil, 0), in: in, items: items, onError: b.OnItemError, given: make([][]payload.Part, len(items)),
 		failed: make([]*fault.Fault, len(items)), done: done,
 	}
 	if m.request.IsComplete {
@@ -274,7 +267,7 @@ func (x *mapping) advance() {
 		i := x.next
 		x.next++
 		x.running++
-		own, isStarting, began := x.scope.child(0), true, x.machine.now
+		own, isStarting, began := x.scope.child(nil, 0), true, x.machine.now
 		x.machine.runList(own, pipeline.List{Steps: x.Steps, Give: x.Give}, itemPath(x.path, i), x.in.with(x.items[i]), func(out []payload.Part, f *fault.Fault) {
 			own.end()
 			x.given[i], x.failed[i] = out, f

@@ -40,8 +40,8 @@ type Request struct {
 	IsComplete bool
 	// Spec returns the inputs and outputs of a stage, nil where they are not known.
 	Spec func(pipeline.StageName) *stagev1.Spec
-	// Usual is how long steps took lately, by their names.
-	Usual map[pipeline.StepName]time.Duration
+	// StepDurations are the expected durations of steps; those without one count as 0.
+	StepDurations map[pipeline.StepName]time.Duration
 }
 
 // Start is a step to run.
@@ -67,11 +67,12 @@ type Timer struct {
 	At time.Time
 }
 
-// Actions are what to do, in this order.
+// Actions are what to do, in this order. Stop has timers that are not needed any more.
 type Actions struct {
 	Cancel []int
 	Start  []Start
 	Timers []Timer
+	Stop   []int
 }
 
 // Status is what became of a branch.
@@ -130,8 +131,7 @@ type Machine struct {
 	branches []Branch
 	outcome  Outcome
 	isOver   bool
-	// took is how long the steps took that were answered, of each the longest time.
-	took map[pipeline.StepName]time.Duration
+	took     map[pipeline.StepName]time.Duration
 }
 
 // running is an execution that has not ended.
@@ -225,8 +225,8 @@ func (m *Machine) Outcome() *Outcome {
 // Branches returns the blocks and branches that have ended, in that order.
 func (m *Machine) Branches() []Branch { return m.branches }
 
-// Took returns how long the steps took that were answered, of each the longest time.
-func (m *Machine) Took() map[pipeline.StepName]time.Duration { return m.took }
+// StepDurations returns the duration of each step that succeeded: the longest, if it ran several times.
+func (m *Machine) StepDurations() map[pipeline.StepName]time.Duration { return m.took }
 
 // Running returns the steps that have not ended, in the order of their start.
 func (m *Machine) Running() []Running {
@@ -263,57 +263,59 @@ type scope struct {
 	deadline time.Time
 	// lists are the steps that have to end by the deadline.
 	lists []pipeline.List
-	// live counts the executions in it.
-	live    int
-	isEnded bool
+	// live counts the executions in it, timer is its timer's ID, 0 for none.
+	live, timer int
+	isEnded     bool
 }
 
-// child returns a scope in this one that lasts at most so long; 0 is without a limit.
-func (s *scope) child(within time.Duration) *scope {
+// child returns a scope in this one for lists of steps that last at most so long; 0 is without a limit.
+func (s *scope) child(lists []pipeline.List, within time.Duration) *scope {
 	out := &scope{machine: s.machine, parent: s, deadline: s.deadline, lists: s.lists}
-	if at := s.machine.now.Add(within); within > 0 && at.Before(out.deadline) {
-		out.deadline = at
+	if within > 0 {
+		out.endBy(s.machine.now.Add(within), lists)
 	}
 	return out
 }
 
-// childOf returns the scope of a block that has something else to give where it is late: what then runs
-// usually takes that long. Twice the time for it, and for the steps after the block, is left, but at most half
-// of all.
-func (s *scope) childOf(block pipeline.StepName, lists []pipeline.List, within, otherwise time.Duration) *scope {
-	out := s.child(within)
-	out.lists = lists
-	later, _ := s.machine.usualAfter(s.lists, block)
-	left := s.deadline.Sub(s.machine.now)
-	if at := s.deadline.Add(-min(2*(later+otherwise), left/2)); at.Before(out.deadline) {
-		out.deadline = at
+// endBy has the lists of steps end earlier, if that is earlier.
+func (s *scope) endBy(at time.Time, lists []pipeline.List) {
+	if at.Before(s.deadline) {
+		s.deadline, s.lists = at, lists
 	}
-	return out
 }
 
-// usual returns how long a list of steps usually takes.
-func (m *Machine) usual(steps []pipeline.Step) (d time.Duration) {
+// fallbackAt returns when a block that can go on without its steps gives up on them. It reserves twice the
+// expected duration of the fallback and of the steps after the block, but at most half of the remaining time.
+func (s *scope) fallbackAt(block pipeline.StepName, fallback time.Duration) time.Time {
+	after, _ := s.machine.expectedAfter(s.lists, block)
+	remaining := max(0, s.deadline.Sub(s.machine.now))
+	return s.deadline.Add(-min(2*(fallback+after), remaining/2))
+}
+
+// expectedDuration returns the expected duration of a list of steps. Of the lists of a block it counts
+// the longest, of a try not its else.
+func (m *Machine) expectedDuration(steps []pipeline.Step) (d time.Duration) {
 	for i := range steps {
 		lists := steps[i].Lists()
 		if steps[i].Try != nil {
 			lists = lists[:1]
 		}
-		longest := m.request.Usual[steps[i].Name]
+		longest := m.request.StepDurations[steps[i].Name]
 		for _, list := range lists {
-			longest = max(longest, m.usual(list.Steps))
+			longest = max(longest, m.expectedDuration(list.Steps))
 		}
 		d += longest
 	}
 	return d
 }
 
-// usualAfter returns how long the steps after the one named usually take, and whether it is in the lists.
-func (m *Machine) usualAfter(lists []pipeline.List, name pipeline.StepName) (time.Duration, bool) {
+// expectedAfter returns the expected duration of the steps after the named one, and whether the lists have it.
+func (m *Machine) expectedAfter(lists []pipeline.List, name pipeline.StepName) (time.Duration, bool) {
 	for _, list := range lists {
 		for i := range list.Steps {
-			d, isIn := m.usualAfter(list.Steps[i].Lists(), name)
+			d, isIn := m.expectedAfter(list.Steps[i].Lists(), name)
 			if isIn || list.Steps[i].Name == name {
-				return d + m.usual(list.Steps[i+1:]), true
+				return d + m.expectedDuration(list.Steps[i+1:]), true
 			}
 		}
 	}
@@ -339,6 +341,10 @@ func (s *scope) isOver() bool {
 func (s *scope) end() {
 	s.isEnded = true
 	m := s.machine
+	if _, is := m.timers[s.timer]; is {
+		delete(m.timers, s.timer)
+		m.do.Stop = append(m.do.Stop, s.timer)
+	}
 	if s.live == 0 {
 		return
 	}
@@ -358,6 +364,7 @@ func (s *scope) setTimer(then func()) {
 	}
 	m := s.machine
 	m.lastID++
+	s.timer = m.lastID
 	m.timers[m.lastID] = timer{s, then}
 	m.do.Timers = append(m.do.Timers, Timer{m.lastID, s.deadline})
 }

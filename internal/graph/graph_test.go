@@ -87,6 +87,12 @@ func (w *world) apply(do graph.Actions) {
 	for _, timer := range do.Timers {
 		w.timers[timer.ID] = timer.At
 	}
+	for _, id := range do.Stop {
+		if _, is := w.timers[id]; !is {
+			w.t.Fatalf("timer %d is stopped, and is not set", id)
+		}
+		delete(w.timers, id)
+	}
 	if w.m.Outcome() != nil && len(w.running) > 0 {
 		w.t.Fatalf("the request has ended, and %d steps still run", len(w.running))
 	}
@@ -311,7 +317,7 @@ func TestBlocksLeaveTimeForWhatFollows(t *testing.T) {
 		b.Steps = []pipeline.Step{stage("a")}
 		return block("both", pipeline.Block{Parallel: &pipeline.Parallel{Branches: map[string]pipeline.Branch{"l": b, "r": {Steps: []pipeline.Step{stage("z")}}}}})
 	}
-	usual := map[pipeline.StepName]time.Duration{"a": time.Second, "b": 5 * time.Second, "c": 2500 * time.Millisecond, "d": 1500 * time.Millisecond, "slow": time.Hour}
+	durations := map[pipeline.StepName]time.Duration{"a": time.Second, "b": 5 * time.Second, "c": 2500 * time.Millisecond, "d": 1500 * time.Millisecond, "slow": time.Hour}
 	for name, row := range map[string]struct {
 		steps      []pipeline.Step
 		isComplete bool
@@ -331,25 +337,31 @@ func TestBlocksLeaveTimeForWhatFollows(t *testing.T) {
 				"l": {Weight: 100, Steps: []pipeline.Step{try(0, nil, "b", stage("a"))}}, "r": {Steps: []pipeline.Step{stage("z")}},
 			}}}), stage("c"),
 		}, false, 45 * time.Second},
+		"in a block with within": {[]pipeline.Step{
+			block("both", pipeline.Block{Parallel: &pipeline.Parallel{Within: 4 * time.Second, Branches: map[string]pipeline.Branch{"l": {Steps: []pipeline.Step{try(0, nil, "e", stage("a"))}}}}}), stage("c"),
+		}, false, 4 * time.Second},
 		"in another":    {[]pipeline.Step{try(0, nil, "d", try(0, nil, "b", stage("a")), stage("c"))}, false, 42 * time.Second},
 		"before blocks": {[]pipeline.Step{try(0, nil, "d", stage("a")), try(0, nil, "slow", stage("b")), stage("c")}, false, 42 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: row.steps}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, Usual: usual, IsComplete: row.isComplete})
+			w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: row.steps}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, StepDurations: durations, IsComplete: row.isComplete})
 			for _, s := range w.running {
-				if got := s.Deadline.Sub(begin); s.Step.Name == "a" && got != row.want {
+				switch got := s.Deadline.Sub(begin); {
+				case s.Step.Name == "a" && got != row.want:
 					t.Errorf("the step may take %s, wanted is %s", got, row.want)
+				case s.Step.Name == "z" && got != time.Minute:
+					t.Errorf("the branch that is needed may take %s", got)
 				}
 			}
 		})
 	}
-	w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: []pipeline.Step{try(0, nil, "b", stage("a"))}}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, Usual: usual})
+	w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: []pipeline.Step{try(0, nil, "b", stage("a"))}}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, StepDurations: durations})
 	w.pass(50 * time.Second)
 	w.pass(4 * time.Second)
 	w.answer("try-a/else/b", vector("y", 1))
 	w.check("[y]")
-	if took := w.m.Took(); len(took) != 1 || took["b"] != 4*time.Second {
+	if took := w.m.StepDurations(); len(took) != 1 || took["b"] != 4*time.Second {
 		t.Errorf("the steps took %v", took)
 	}
 }

@@ -42,7 +42,8 @@ type Parallel struct {
 	// Quorum is how many branches are waited for: the others are cancelled, and their parts are
 	// absent or those that are set for it. 0 means all.
 	Quorum int `yaml:"quorum"`
-	// Within, from the block's start, is when branches are late; 0 means the request's deadline.
+	// Within, from the block's start, is when branches are late; 0 means the request's deadline, before which
+	// time for later steps may be reserved.
 	Within time.Duration `yaml:"within"`
 }
 
@@ -141,7 +142,7 @@ type Split struct {
 type Try struct {
 	Steps []Step `yaml:"steps"`
 	// Within, from the block's start, is when they have failed with DEADLINE_EXCEEDED; 0 means at the
-	// request's deadline.
+	// request's deadline, before which time for other steps may be reserved.
 	Within time.Duration `yaml:"within"`
 	// On are the reasons; empty means DefaultTryReasons.
 	On   []fault.Reason `yaml:"on"`

@@ -176,14 +176,15 @@ func TestScalerDemandsACertificate(t *testing.T) {
 // A request for a stage without a host wakes it, and is answered by the first host.
 func TestRequestsWakeAStage(t *testing.T) {
 	t.Parallel()
+	const hostsUnknown = "hosts unknown"
 	for name, edit := range map[string]func(*request.Request){
 		"memory": func(*request.Request) {}, "file": func(r *request.Request) { r.Durability = pipeline.File },
-		"with a key": func(r *request.Request) { r.IdempotencyKey = "k" }, "no word of hosts": func(*request.Request) {},
+		"with a key": func(r *request.Request) { r.IdempotencyKey = "k" }, hostsUnknown: func(*request.Request) {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			bed := meshtest.New(t)
-			if name == "no word of hosts" { // somebody hears the question, and does not answer in time
+			if name == hostsUnknown { // a subscriber that never answers hides that there is no host
 				if _, err := bed.Broker.Client().Subscribe(bus.SubjectsOf(meshtest.Mesh).Alive("stage"), func(*nats.Msg) {}); err != nil {
 					t.Fatal(err)
 				}
@@ -214,8 +215,8 @@ func TestRequestsWakeAStage(t *testing.T) {
 				active <- state.GetResult()
 			}()
 			select {
-			case isActive := <-active:
-				if !isActive {
+			case got := <-active:
+				if !got {
 					t.Error("the request does not wake the stage")
 				}
 			case a := <-call:

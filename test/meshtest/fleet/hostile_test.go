@@ -46,8 +46,8 @@ type attacked struct {
 	*member
 
 	ports map[string]string
-	// idleHeap and idleMemory are its live heap and its resident memory before an attack. A byte of a
-	// good request takes work seconds of the processor, a call of a bystander callWork.
+	// idleHeap and idleMemory are its live heap and its resident memory before an attack. work is the
+	// CPU seconds of a byte of a good request, callWork those of a bystander's call.
 	idleHeap, idleMemory, idleRoutines int
 	work, callWork                     float64
 	operator                           *http.Client
@@ -75,7 +75,7 @@ func newAttacked(t *testing.T) *attacked {
 		"pipelines": map[string]any{"echo": map[string]any{"steps": []any{map[string]any{"name": "echo", "stage": "echo"}}}},
 		"jobs": map[string]any{
 			"pools":   map[string]any{"main": map[string]any{"target": map[string]any{"pipelines": []string{"echo"}}}},
-			"queues":  map[string]any{"nightly": map[string]any{"max_jobs": 200}}, // jobs that run later are no work of a byte
+			"queues":  map[string]any{"nightly": map[string]any{"max_jobs": 200}}, // queued jobs would run during a later attack
 			"batches": map[string]any{"queue": "nightly"},
 		},
 	})

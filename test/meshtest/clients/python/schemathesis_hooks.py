@@ -8,7 +8,7 @@ from typing import Any
 import schemathesis
 from schemathesis.core.failures import Failure
 
-# Lines of JSON are text whose first line may be anything.
+# NDJSON bodies are generated as text: a malformed line is a valid request and gets its own error.
 schemathesis.serializer.alias("application/x-ndjson", "text/plain")
 
 # Schemathesis does not escape the names of a form's fields: a backslash at the end escapes the quote.

@@ -16,74 +16,75 @@ import (
 )
 
 const (
-	// lastShare is the part that the last request has in a mean.
-	lastShare = 0.1
-	// maxLearnt bounds the pipelines of which something is known.
-	maxLearnt = 4096
+	// smoothing is the weight of the latest request in a moving average.
+	smoothing = 0.1
+	// maxAveraged bounds the pipelines that have averages.
+	maxAveraged = 4096
 )
 
-// learnt is what the last requests of pipelines with blocks tell of the next ones.
-type learnt struct {
+// averages has the moving averages of each pipeline with blocks.
+type averages struct {
 	mu        sync.Mutex
-	pipelines map[pipeline.Name]*means
+	pipelines map[pipeline.Name]*average
 }
 
-// means are moving means of the last requests of a pipeline.
-type means struct {
-	// items are how many items maps have, by their paths without indices.
+// average has exponentially weighted moving averages of one pipeline.
+type average struct {
+	// items is the number of items per request of each map, by its path without indices.
 	items map[string]float64
-	// took is how long steps take.
-	took map[pipeline.StepName]time.Duration
+	// durations is the duration of each step.
+	durations map[pipeline.StepName]time.Duration
 }
 
-// learn takes a request that has ended.
-func (l *learnt) learn(name pipeline.Name, branches []graph.Branch, took map[pipeline.StepName]time.Duration) {
+func smooth[K comparable, V float64 | time.Duration](all map[K]V, key K, value V) {
+	if mean, is := all[key]; is {
+		value = mean + V(smoothing*float64(value-mean))
+	}
+	all[key] = value
+}
+
+// observe adds a request that has ended.
+func (a *averages) observe(name pipeline.Name, branches []graph.Branch, durations map[pipeline.StepName]time.Duration) {
 	counts := map[string]float64{}
 	for _, b := range branches {
 		if b.Block == graph.Map && b.Status == graph.Done {
 			counts[withoutIndices(b.Path)] += float64(b.Items)
 		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.pipelines == nil || l.pipelines[name] == nil && len(l.pipelines) >= maxLearnt {
-		l.pipelines = map[pipeline.Name]*means{}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.pipelines == nil || a.pipelines[name] == nil && len(a.pipelines) >= maxAveraged {
+		a.pipelines = map[pipeline.Name]*average{}
 	}
-	m := l.pipelines[name]
-	if m == nil || len(m.items)+len(m.took) > 2*pipeline.MaxSteps { // of a pipeline that was changed
-		m = &means{map[string]float64{}, map[pipeline.StepName]time.Duration{}}
-		l.pipelines[name] = m
+	one := a.pipelines[name]
+	if one == nil || len(one.items)+len(one.durations) > 2*pipeline.MaxSteps { // of a pipeline that was changed
+		one = &average{map[string]float64{}, map[pipeline.StepName]time.Duration{}}
+		a.pipelines[name] = one
 	}
 	for path, n := range counts {
-		if mean, is := m.items[path]; is {
-			n = mean + lastShare*(n-mean)
-		}
-		m.items[path] = n
+		smooth(one.items, path, n)
 	}
-	for step, d := range took {
-		if mean, is := m.took[step]; is {
-			d = mean + time.Duration(lastShare*float64(d-mean))
-		}
-		m.took[step] = d
+	for step, d := range durations {
+		smooth(one.durations, step, d)
 	}
 }
 
-// usual returns how long the steps of a pipeline took lately.
-func (l *learnt) usual(name pipeline.Name) map[pipeline.StepName]time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if m := l.pipelines[name]; m != nil {
-		return maps.Clone(m.took)
+// stepDurations returns a copy of the steps' average durations, nil if none are known.
+func (a *averages) stepDurations(name pipeline.Name) map[pipeline.StepName]time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if one := a.pipelines[name]; one != nil {
+		return maps.Clone(one.durations)
 	}
 	return nil
 }
 
-// observe reports the items of maps.
-func (l *learnt) observe(o metric.Float64Observer) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for name, m := range l.pipelines {
-		for path, n := range m.items {
+// report reports the items of maps.
+func (a *averages) report(o metric.Float64Observer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for name, one := range a.pipelines {
+		for path, n := range one.items {
 			o.Observe(n, metric.WithAttributes(attribute.String("pipeline", string(name)), attribute.String("map", path)))
 		}
 	}
@@ -92,10 +93,10 @@ func (l *learnt) observe(o metric.Float64Observer) {
 // FanFactors returns how many items the maps of a pipeline have for a request, by their paths, as this
 // gateway has learnt.
 func (s *Service) FanFactors(name pipeline.Name) map[string]float64 {
-	s.learnt.mu.Lock()
-	defer s.learnt.mu.Unlock()
-	if m := s.learnt.pipelines[name]; m != nil {
-		return maps.Clone(m.items)
+	s.averages.mu.Lock()
+	defer s.averages.mu.Unlock()
+	if one := s.averages.pipelines[name]; one != nil {
+		return maps.Clone(one.items)
 	}
 	return nil
 }
