@@ -185,7 +185,7 @@ stack: ## Run docker-compose.yml without Docker, all but Grafana (SCALE=classify
 .PHONY: quick
 quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm
 
-CHECKS := lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-traces test-stack test-release bench-short test-fleet
+CHECKS := lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-traces test-stack test-chart test-release bench-short test-fleet
 
 .PHONY: setup
 setup: ## Install what the tests need and this machine lacks, with apt-get, dnf or Homebrew
@@ -392,6 +392,12 @@ test-docker: ## Run the compose files on a Docker engine of its own; needs root 
 test-traces: $(JAEGER_BIN)/.built ## Check the traces that a real Jaeger gets
 	@echo "== test traces"
 	@go test -vet=off -count=1 -race $(TRACES)
+
+.PHONY: test-chart
+test-chart: ## Render the Helm chart with all of its values, and check what comes out
+	@echo "== test the chart"
+	@GOWORK=off go -C tools/chart vet .
+	@GOWORK=off go -C tools/chart test -vet=off .
 
 .PHONY: test-release
 test-release: ## Check the parts of which make release is made: notes, archives, images
