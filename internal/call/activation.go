@@ -17,6 +17,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/admission"
 	"github.com/stagemesh/stagemesh/internal/budget"
+	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -59,9 +60,12 @@ type activations struct {
 
 // activationWait is one request that waits.
 type activationWait struct {
-	of    *activations
-	size  int64
-	since time.Time
+	of     *activations
+	id     pipeline.RequestID
+	tenant string
+	size   int64
+	since  time.Time
+	cancel context.CancelCauseFunc
 }
 
 func newActivations(a *Activation) *activations {
@@ -77,18 +81,35 @@ func (a *activations) waitsFor(f *fault.Fault) bool {
 	return a != nil && f != nil && f.Reason == fault.NoCapacity && f.Stage != "" && a.Allows(pipeline.StageName(f.Stage))
 }
 
-// join has a request with inputs of that size wait, which must leave, or returns why it may not.
-func (a *activations) join(size int64, missing *fault.Fault) (*activationWait, *fault.Fault) {
+// join has a request wait until cancel is called at the latest, which must leave, or returns why it may not.
+func (a *activations) join(env *envelope.Envelope, cancel context.CancelCauseFunc, missing *fault.Fault) (*activationWait, *fault.Fault) {
+	size := int64(payload.Size(env.Parts))
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.waits) >= a.MaxRequests || a.bytes+size > a.MaxBytes {
 		return nil, fault.Newf(fault.NoCapacity, "stage %s is activating, and %d requests of %d bytes wait for its first host already: see gateway.scaler.max_waiting and max_waiting_bytes",
 			missing.Stage, len(a.waits), a.bytes).At(missing.Stage, missing.Step, "").WithRetryAfter(budget.RetryAfter)
 	}
-	w := &activationWait{a, size, time.Now()}
+	w := &activationWait{a, env.RequestID, env.Tenant, size, time.Now(), cancel}
 	a.waits[w] = pipeline.StageName(missing.Stage)
 	a.bytes += size
 	return w, nil
+}
+
+// cancel ends the wait of the tenant's request, and reports whether it waits.
+func (a *activations) cancel(id pipeline.RequestID, tenant string) bool {
+	if a == nil {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for w := range a.waits {
+		if w.id == id && w.tenant == tenant {
+			w.cancel(cancelledFault())
+			return true
+		}
+	}
+	return false
 }
 
 // waitFor records for which stage the request waits, and lets gateways know.
@@ -173,7 +194,9 @@ func (s *Service) hostGrace(stage pipeline.StageName) time.Duration {
 // awaitHosts calls try until it returns anything but a missing host, or the wait is over. missing is the
 // fault of the first try.
 func (s *Service) awaitHosts(ctx context.Context, x *call, missing *fault.Fault, try func() *fault.Fault) *fault.Fault {
-	wait, f := s.activations.join(int64(payload.Size(x.env.Parts)), missing)
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	wait, f := s.activations.join(x.env, end, missing)
 	if f != nil {
 		return f
 	}
@@ -200,7 +223,7 @@ func (s *Service) awaitHosts(ctx context.Context, x *call, missing *fault.Fault,
 		case <-s.limiter.Closing().Done():
 			return admission.Stopping()
 		case <-waiting.Done():
-			if f := fault.From(ctx.Err()); ctx.Err() != nil && f.Reason == fault.Cancelled {
+			if f := fault.From(context.Cause(ctx)); ctx.Err() != nil && f.Reason == fault.Cancelled {
 				return f
 			}
 			return expiredActivation(missing, time.Since(x.activation.since))

@@ -29,7 +29,7 @@ func (s *Service) Cancel(ctx context.Context, requestID string) error {
 		return fault.From(err)
 	}
 	tenant := budget.TenantOf(ctx)
-	if s.table.cancel(id, tenant, cancelledFault()) {
+	if s.cancelPending(id, tenant) {
 		return nil
 	}
 	// It is admitted as a request is, which this gateway knows nothing of.
@@ -60,7 +60,13 @@ func (s *Service) receiveCancel(data []byte) {
 		s.metrics.droppedReply("malformed_cancel")
 		return
 	}
-	s.table.cancel(message.RequestID, message.Tenant, cancelledFault())
+	s.cancelPending(message.RequestID, message.Tenant)
+}
+
+// cancelPending cancels the tenant's request, and reports whether one is pending here.
+func (s *Service) cancelPending(id pipeline.RequestID, tenant string) bool {
+	isPending := s.table.cancel(id, tenant, cancelledFault())
+	return s.activations.cancel(id, tenant) || isPending
 }
 
 // cancelledFault returns the fault of a cancelled request.

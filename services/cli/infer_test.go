@@ -13,8 +13,10 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 
 	"github.com/stagemesh/stagemesh/services/cli"
 )
@@ -59,6 +61,31 @@ func TestInferPrintsWhereTheTimeWent(t *testing.T) {
 	step := ` +: queue [0-9.]+ ms, batch [0-9.]+ ms, run [0-9.]+ ms \(batch of 1, [a-z]+\)`
 	match(t, out, header, `00-1\.png .*`,
 		strings.Replace(step, ":", "decode:", 1), strings.Replace(step, ":", "classify:", 1), strings.Replace(step, ":", "label:", 1))
+}
+
+func TestInferPrintsBlocksAsATree(t *testing.T) {
+	t.Parallel()
+	file := meshtest.Parse(t, `
+mesh: bed
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages: {echo: {runner: {echo: {}}}}
+pipelines:
+  p:
+    steps:
+      - name: which
+        switch:
+          - {when: {part: input, equals: no}, steps: [{name: never, stage: echo}]}
+          - else:
+              - {name: both, parallel: {branches: {a: {steps: [{name: one, stage: echo}]}}}}
+`)
+	url := meshtest.Start(t, meshtest.FromFile(t, file, stagemesh.FileSettings{})).URL()
+	out, err := run(t, "infer", "p", testbed.WriteFile(t, "input.txt", "yes"), "--timeline", "-a", url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := `queue [0-9.]+ ms, batch [0-9.]+ ms, run [0-9.]+ ms \(batch of 1, [a-z]+\)`
+	match(t, out, header, `input\.txt .*`, ` *which: switch, done after .*`, ` *1: skipped: input is absent`, ` *else: done after .*`,
+		` *both: parallel, done after .*`, ` *a: done after .*`, ` *one: `+step)
 }
 
 func TestInferPrintsJSON(t *testing.T) {

@@ -150,9 +150,12 @@ func TestFiguresAddUpAllProcesses(t *testing.T) {
 	begun := time.Unix(0, 0)
 	for i := range 3 {
 		n := float64(100 * i)
+		items := func(id string, n float64) *meshv1.ProcessMetrics {
+			return processOf(t, id, map[string][]*dto.Metric{"stagemesh_graph_map_items": {gauge(n, "pipeline=p", "map=each")}})
+		}
 		w.add(topSample{
 			at:        begun.Add(time.Duration(i) * 2 * time.Second),
-			processes: readProcesses([]*meshv1.ProcessMetrics{gatewayProcess(t, "1", n), gatewayProcess(t, "2", 1000+n), hostProcess(t, "h1", n), hostProcess(t, "h2", n), {Process: "x", Families: []byte("x")}}),
+			processes: readProcesses([]*meshv1.ProcessMetrics{gatewayProcess(t, "1", n), gatewayProcess(t, "2", 1000+n), hostProcess(t, "h1", n), hostProcess(t, "h2", n), items("m1", 7.5), items("m2", 3), {Process: "x", Families: []byte("x")}}),
 			stages:    []*adminv1.StageStatus{{Stage: "s", Queues: []*adminv1.QueueStatus{{Items: 40}, {Items: 2}}}, {Stage: "idle"}},
 		})
 	}
@@ -162,6 +165,9 @@ func TestFiguresAddUpAllProcesses(t *testing.T) {
 	}
 	if f.P50.duration() != "15ms" || f.P99.duration() != "19.9ms" {
 		t.Errorf("quantiles are %v and %v", f.P50, f.P99)
+	}
+	if f.MapItems["p/each"] != 7.5 || len(f.MapItems) != 1 {
+		t.Errorf("maps have %v", f.MapItems)
 	}
 	if len(f.Stages) != 2 || f.Stages[0].Stage != "idle" || f.Stages[0].Hosts != 0 || f.Stages[0].ItemsPerSecond != 0 {
 		t.Fatalf("stages %+v", f.Stages)

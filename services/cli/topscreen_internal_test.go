@@ -89,8 +89,10 @@ func TestScreenFitsEightyByTwentyFour(t *testing.T) {
 func TestScreenOfOneSecondIsPlainText(t *testing.T) {
 	t.Parallel()
 	var v topView
-	text := strings.Join(v.lines(shownFigures()), "\n")
-	if strings.Contains(text, "\x1b") || !strings.Contains(text, "\nstage-19-with-a-long-name ") || strings.Contains(text, "quit") {
+	shown := shownFigures()
+	shown.MapItems = map[string]figure{"p/each": 7.5}
+	text := strings.Join(v.lines(shown), "\n")
+	if strings.Contains(text, "\x1b") || !strings.Contains(text, "\nstage-19-with-a-long-name ") || !strings.Contains(text, "items/request:   p/each 7.5") || strings.Contains(text, "quit") {
 		t.Errorf("got %q", text)
 	}
 	if text := strings.Join(v.lines(&topFigures{}), "\n"); !strings.HasSuffix(text, "\nthere is none") {

@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -474,4 +475,34 @@ func TestManyItemsAreOneAnswer(t *testing.T) {
 		}
 		ask("large").checkFault(t, fault.OutputTooLarge)
 	}
+}
+
+// A request is refused where the items that its map usually has would take longer than it has.
+func TestItemsOfAMapCountAsWorkAhead(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	var ran atomic.Int64
+	bed.Host("slow", inproc.Each(inproc.Settings{Spec: runner.Spec{BatchAxis: runner.BatchNone}}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
+		ran.Add(1)
+		<-time.After(10 * time.Millisecond)
+		return item.Inputs, nil
+	}))
+	g := bed.Gateway([]pipeline.Pipeline{{Name: "map", Steps: steps(block("each", pipeline.Block{Map: &pipeline.Map{
+		Over: map[string]string{"x": "list"}, MaxItems: 100, Steps: steps(step("slow")),
+	}}))}})
+	ask := func(timeout time.Duration) answer {
+		return infer(t.Context(), g, &request.Request{Pipeline: "map", Inputs: []payload.Part{vector("list", make([]float32, 100)...)}, Timeout: timeout})
+	}
+	testbed.Eventually(t, "a request is refused for its items", func() bool {
+		ask(time.Minute).checkOK(t) // takes a second, and shows how many items there are, and what they cost
+		before := ran.Load()
+		a := ask(200 * time.Millisecond)
+		if a.fault == nil || a.fault.Reason != fault.Overloaded {
+			return false
+		}
+		if a.fault.Stage != "slow" || a.fault.RetryAfter <= 0 || ran.Load() != before {
+			t.Errorf("%v at %q, to be repeated after %s; %d items ran", a.fault, a.fault.Stage, a.fault.RetryAfter, ran.Load()-before)
+		}
+		return true
+	})
 }

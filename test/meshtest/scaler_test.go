@@ -184,10 +184,8 @@ func TestRequestsWakeAStage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			bed := meshtest.New(t)
-			if name == hostsUnknown { // a subscriber that never answers hides that there is no host
-				if _, err := bed.Broker.Client().Subscribe(bus.SubjectsOf(meshtest.Mesh).Alive("stage"), func(*nats.Msg) {}); err != nil {
-					t.Fatal(err)
-				}
+			if name == hostsUnknown {
+				hideHosts(t, bed, "stage")
 			}
 			// Another gateway than the one that the request waits at.
 			g, other := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("p", "stage")}, scaling()), bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("p", "stage")}, scaling())
@@ -232,6 +230,44 @@ func TestRequestsWakeAStage(t *testing.T) {
 				t.Errorf("metadata %v of a request that did not wait", got.response.Metadata)
 			}
 		})
+	}
+}
+
+func TestRequestThatWaitsForAHostIsCancelled(t *testing.T) {
+	t.Parallel()
+	const id = "0190b0c0-0000-7000-8000-00000000000b"
+	for name, isKnown := range map[string]bool{"no host": true, "hosts unknown": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bed := meshtest.New(t)
+			if !isKnown {
+				hideHosts(t, bed, "stage")
+			}
+			g := bed.Gateway(nil, scaling())
+			r := requestFor("stage:stage", "x")
+			r.ID = id
+			call := send(t.Context(), g, r)
+			testbed.Eventually(t, "the request is cancelled", func() bool { // it is not known before it waits
+				if err := g.Service().Cancel(t.Context(), id); err != nil {
+					t.Error(err)
+				}
+				select {
+				case a := <-call:
+					a.checkFault(t, fault.Cancelled)
+					return true
+				default:
+					return false
+				}
+			})
+		})
+	}
+}
+
+// hideHosts hides whether a stage has a host: somebody hears the question, and never answers.
+func hideHosts(t *testing.T, bed *meshtest.Bed, stage pipeline.StageName) {
+	t.Helper()
+	if _, err := bed.Broker.Client().Subscribe(bus.SubjectsOf(meshtest.Mesh).Alive(stage), func(*nats.Msg) {}); err != nil {
+		t.Fatal(err)
 	}
 }
 
