@@ -611,7 +611,7 @@ func (x *call) publish() {
 			published.End()
 		}
 		if err == nil || errors.Is(err, bus.ErrUnknown) {
-			pending.recordPublished(stages, sentAt)
+			pending.recordQueues(stages, sentAt)
 		}
 		p.outcome = publishOutcome{r, err}
 		close(p.done)

@@ -93,8 +93,8 @@ type pending struct {
 
 	// stages are those in whose memory queues the request may wait, in the order of its
 	// route: none for a durable one, while it is handed over in memory, or before its publish is
-	// acknowledged or its outcome unknown. since is when it began to wait; zero means now. queuedAt is its sequence number in the queue of its
-	// first step, where a host published it there; else 0.
+	// acknowledged or its outcome unknown. since is when it began to wait; zero means now. queuedAt
+	// is its sequence number in the queue of its first step, where a host published it there; else 0.
 	stages   []pipeline.StageName
 	since    time.Time
 	queuedAt uint64
@@ -164,9 +164,9 @@ func (p *pending) forgetQueues() {
 	p.stages = nil
 }
 
-// recordPublished records that the memory queues of these stages may hold the request since then. The
+// recordQueues records that the memory queues of these stages may hold the request since then. The
 // first call counts: an earlier publish may have queued the item.
-func (p *pending) recordPublished(stages []pipeline.StageName, since time.Time) {
+func (p *pending) recordQueues(stages []pipeline.StageName, since time.Time) {
 	p.table.mu.Lock()
 	defer p.table.mu.Unlock()
 	if p.stages == nil {

@@ -33,9 +33,9 @@ type parallel struct {
 }
 
 func (m *Machine) runParallel(s *scope, step *pipeline.Step, path string, in parts, done given) {
-	n := len(step.Parallel.Branches)
+	n, lists := len(step.Parallel.Branches), step.Lists()
 	b := &parallel{
-		Parallel: step.Parallel, machine: m, path: path, began: m.now, scope: s.child(step.Lists(), step.Parallel.Within), lists: step.Lists(),
+		Parallel: step.Parallel, machine: m, path: path, began: m.now, scope: s.child(lists, step.Parallel.Within), lists: lists,
 		given: make([][]payload.Part, n), isEnded: make([]bool, n), open: n, done: done,
 	}
 	b.scope.setTimer(func() {

@@ -79,8 +79,8 @@ func render(t *testing.T, values string, apis ...string) ([]manifest, error) {
 	return out, nil
 }
 
-// typed is the object of a kind; nil for kinds of others.
-func typed(kind string) any {
+// objectOf returns an object of a kind; nil for a kind that is not of Kubernetes.
+func objectOf(kind string) any {
 	return map[string]any{
 		"ConfigMap": &corev1.ConfigMap{}, "Service": &corev1.Service{}, "ServiceAccount": &corev1.ServiceAccount{}, "Deployment": &appsv1.Deployment{},
 		"PodDisruptionBudget": &policyv1.PodDisruptionBudget{}, "HorizontalPodAutoscaler": &autoscalingv2.HorizontalPodAutoscaler{},
@@ -149,7 +149,7 @@ func TestObjectsAreValid(t *testing.T) {
 			var got []string
 			for _, m := range all {
 				got = append(got, m.kind+" "+m.name)
-				if into := typed(m.kind); into != nil {
+				if into := objectOf(m.kind); into != nil {
 					if err := yaml.UnmarshalStrict([]byte(m.text), into); err != nil {
 						t.Errorf("%s %s: %v in\n%s", m.kind, m.name, err, m.text)
 					}

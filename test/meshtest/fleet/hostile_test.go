@@ -46,8 +46,8 @@ type attacked struct {
 	*member
 
 	ports map[string]string
-	// idleHeap and idleMemory are its live heap and its resident memory before an attack. work is the
-	// CPU seconds of a byte of a good request, callWork those of a bystander's call.
+	// idleHeap and idleMemory are its live heap and its resident memory before an attack. work is how
+	// many CPU seconds a byte of a good request takes, callWork how many a bystander's call.
 	idleHeap, idleMemory, idleRoutines int
 	work, callWork                     float64
 	operator                           *http.Client

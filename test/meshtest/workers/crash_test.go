@@ -59,7 +59,7 @@ func (l *load) finish() []answer {
 
 const (
 	kills = 50
-	// killBound bounds the median time that a kill costs the requests in the batch, beyond that of a restart.
+	// killBound bounds the median time that a kill costs the requests in the batch, beside a restart.
 	killBound = 500 * time.Millisecond
 )
 
