@@ -67,7 +67,7 @@ func BidiStream[M any, P message[M], Out any](s *Service, name protoreflect.Name
 			call: func() *Call { return &Call{Trace: c.Trace, Origin: c.Origin, header: c.header} }, method: f, stopping: s.settings.Stopping, sequence: limit.Sequence,
 		}
 		// The messages in flight are answered before the stream fails.
-		if err = stream.begin(calls.interrupt); err == nil {
+		if err = stream.interruptBy(calls.interrupt); err == nil {
 			err = b.run(ss.Context(), limit.Limit)
 		}
 		calls.finish(err)

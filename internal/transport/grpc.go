@@ -345,7 +345,7 @@ func (b *grpcBidi[M, P, Out]) receive() (*incoming[M, P], error) {
 	case err := <-received:
 		return in, err
 	case <-b.interrupted:
-		return nil, cmp.Or(b.stream.begin(b.interrupt), error(context.Canceled))
+		return nil, cmp.Or(b.stream.interruptBy(b.interrupt), error(context.Canceled))
 	}
 }
 

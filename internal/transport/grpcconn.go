@@ -335,11 +335,12 @@ type grpcStream struct {
 	into  decodable
 
 	mu sync.Mutex
-	// failure is why the stream failed, interrupt has the handler answer it, which is nil
-	// until that begins, and excess counts the bytes that arrive before it does.
-	failure   *fault.Fault
-	interrupt func()
-	excess    int64
+	// failure is why the stream failed, interrupt has the handler answer it, and answer does so
+	// at once; both are nil until the handler begins. excess counts the bytes that arrive
+	// before the answer.
+	failure           *fault.Fault
+	interrupt, answer func()
+	excess            int64
 	// messages are those that the handler has not received.
 	messages []arrival
 	// While the handler receives, readBy is when the next stallBytes must have arrived, zero
@@ -379,9 +380,32 @@ func (s *grpcStream) bytesLeft() int {
 
 // follow follows bytes that were read, of a frame with so much padding.
 func (s *grpcStream) follow(data []byte, padding int) {
-	if f := s.reserve(data, int64(len(data)+padding)+pieceCost); f != nil {
+	cost := int64(len(data)+padding) + pieceCost
+	if end := s.exceed(cost); end != nil {
+		end()
+	} else if f := s.reserve(data, cost); f != nil {
 		s.fail(f)
 	}
+}
+
+// exceed counts bytes that arrive after the failure, and returns what ends the stream if they are
+// too many: the library buffers the rest of a message that it has begun to read.
+func (s *grpcStream) exceed(cost int64) (end func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lost = s.lost || s.ended || s.failure != nil; s.ended || s.failure == nil {
+		return nil
+	}
+	s.excess += cost
+	full := s.isProbe && s.account.Reserve(cost) != nil
+	if !full && s.excess <= 2*streamWindow {
+		return nil
+	}
+	s.excess = 0
+	if s.answer != nil {
+		return s.answer
+	}
+	return func() { s.conn.reset(s.id) }
 }
 
 // reserve reserves the bytes of a message, or checks the length that a prefix declares.
@@ -389,14 +413,6 @@ func (s *grpcStream) reserve(data []byte, cost int64) *fault.Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended || s.failure != nil {
-		s.lost = true
-		// The library buffers the rest of a message that it has begun to read.
-		s.excess += cost
-		full := !s.ended && s.isProbe && s.account.Reserve(cost) != nil
-		if !s.ended && (full || s.excess > 2*streamWindow) {
-			s.excess = 0
-			s.conn.reset(s.id)
-		}
 		return nil
 	}
 	if err := s.account.Reserve(cost); err != nil {
@@ -457,8 +473,20 @@ func (s *grpcStream) fail(f *fault.Fault) {
 	}
 }
 
-// begin begins the handler, which fail interrupts, or returns why the stream has failed.
-func (s *grpcStream) begin(interrupt func()) error {
+// begin begins the handler, or returns why the stream has failed. From then on a failure is
+// answered by that function.
+func (s *grpcStream) begin(answer func()) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failure != nil {
+		return s.failure
+	}
+	s.interrupt, s.answer = answer, answer
+	return nil
+}
+
+// interruptBy has a failure interrupt the handler, or returns why the stream has failed.
+func (s *grpcStream) interruptBy(interrupt func()) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.interrupt = interrupt
