@@ -100,7 +100,7 @@ type Pace struct {
 
 // Full is the pace of published figures.
 func Full() Pace {
-	return Pace{Warmup: time.Second, Run: 3 * time.Second, Long: 10 * time.Second, Pairs: 5, Repeats: 5, Soak: 5 * time.Minute}
+	return Pace{Warmup: time.Second, Run: 3 * time.Second, Long: 10 * time.Second, Pairs: 5, Repeats: 5, Soak: 270 * time.Second}
 }
 
 // Quick is the pace of a trial.
@@ -144,6 +144,7 @@ const (
 	// The pipelines of Graphs, in bench/blocks.yaml: plain ones, and those with blocks.
 	nap, five, late         = "nap", "five", "late"
 	classify, mapped        = "classify", "mapped"
+	unbatched               = "unbatched"
 	plain, switched         = "plain", "switched"
 	threeSteps, threeBlocks = "list", "blocks"
 	// inOneProcess ends the names of commands whose mesh is one process.
@@ -319,6 +320,7 @@ func (p Pace) graphs() []Round {
 	return p.repeat(
 		of(nap, "x=FP32[4]", 1), of(five, "x=FP32[4]", 1), of(late, "x=FP32[4]", 8),
 		of(classify, "x=FP32[1,64]", 40, 40*mapItems), of(mapped, fmt.Sprintf("x=FP32[%d,64]", mapItems), 40),
+		of(unbatched, "x=FP32[1,64]", 40),
 		of(plain, "x=FP32[4]", 1), of(switched, "x=FP32[4]", 1), list, blocks)
 }
 

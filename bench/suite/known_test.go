@@ -133,7 +133,7 @@ func known(ratio, slower, goodput, grows float64) suite.Results {
 		answer("nap", alone(callers(1), suite.Trial{Figures: figures(48, 21)})), answer("five", alone(callers(1), suite.Trial{Figures: figures(47, 21.1)})),
 		answer("late", alone(callers(8), suite.Trial{Figures: figures(300, 21)})),
 		answer("classify", alone(callers(40), suite.Trial{Figures: figures(1000, 40)}), alone(callers(320), suite.Trial{Figures: figures(5000, 64)})),
-		answer("mapped", alone(callers(40), suite.Trial{Figures: figures(600, 66)})),
+		answer("unbatched", alone(callers(40), suite.Trial{Figures: figures(196, 200)})), answer("mapped", alone(callers(40), suite.Trial{Figures: figures(600, 66)})),
 		answer("plain", alone(callers(1), suite.Trial{Figures: figures(9000, 0.1)})), answer("switched", alone(callers(1), suite.Trial{Figures: figures(8000, 0.15)})),
 		answer("list", alone(callers(8), suite.Trial{Figures: figures(1000, 8)})), answer("blocks", alone(callers(8), suite.Trial{Figures: figures(250, 32)})),
 	})
