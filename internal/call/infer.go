@@ -136,7 +136,8 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 	}
 	x := &call{service: s, request: r, env: env, tenant: in.tenant, emit: emit, waitForCapacity: waitForCapacity, span: span, published: untraced}
 	if p.HasBlocks() {
-		x.graph = newGraphRun(&p, cmp.Or(in.memory, budget.FromContext(ctx)))
+		own := p // it leaves the stack, also in requests without blocks if it were p
+		x.graph = newGraphRun(&own, cmp.Or(in.memory, budget.FromContext(ctx)))
 	}
 	response, id, err := s.respond(ctx, x)
 	took := time.Since(begin)
