@@ -36,7 +36,7 @@ func NewCommand() *cobra.Command {
 	cmd.Flags().StringVar(&f.folder, "folder", folder, "the folder of the mesh files")
 	cmd.Flags().StringVar(&f.results, "results", folder+"/results.json", "the file of the results")
 	cmd.Flags().StringVar(&f.docs, "docs", "docs", "the folder of the page")
-	cmd.Flags().IntSliceVar(&f.only, "only", nil, "the numbers of the items to measure; the results keep the others")
+	cmd.Flags().IntSliceVar(&f.only, "only", nil, "the numbers of the items to measure; the results keep the others, and without it those of bench-peers")
 	cmd.Flags().BoolVar(&f.quick, "quick", false, "short runs that only try the suite out")
 	cmd.Flags().BoolVar(&f.render, "render", false, "write the page from the existing results, without measuring")
 	cmd.Flags().BoolVar(&f.short, "short", false, "measure one ratio, and fail if it is far too low")
@@ -65,21 +65,28 @@ func (f flags) measure(ctx context.Context, out io.Writer) error {
 	if f.quick {
 		pace = Quick()
 	}
-	items, before := Items(pace), Results{Version: Version}
-	var err error
+	items := Items(pace)
 	if len(f.only) > 0 {
+		var err error
 		if items, err = Select(append(items, PeerItems(pace)...), f.only); err != nil {
 			return err
 		}
-		if before, err = Read(f.results); errors.Is(err, os.ErrNotExist) {
-			before = Results{Version: Version}
-		} else if err != nil {
-			return fmt.Errorf("--results: %w", err)
-		}
+	}
+	before, err := Read(f.results)
+	if errors.Is(err, os.ErrNotExist) {
+		before, err = Results{Version: Version}, nil
+	} else if err != nil {
+		err = fmt.Errorf("--results: %w", err)
+	}
+	if err == nil {
 		// Check this before half an hour of measurement.
-		if _, err := before.With(Results{Machine: thisMachine()}); err != nil {
-			return err
-		}
+		_, err = before.With(Results{Machine: thisMachine()})
+	}
+	switch {
+	case err != nil && len(f.only) > 0:
+		return err
+	case err != nil:
+		before = Results{Version: Version} // a whole run replaces what another machine measured
 	}
 	measured, failed := Run(ctx, Settings{Program: f.program, Folder: f.folder, Items: items, Quick: pace.Quick, Log: out})
 	if len(measured.Items) == 0 {
