@@ -39,7 +39,7 @@ func Check(p pipeline.Pipeline, stages map[pipeline.StageName]Stage, maxPayload 
 }
 
 func newChecker(p pipeline.Pipeline, stages map[pipeline.StageName]Stage, maxPayload int) *checker {
-	return &checker{pipeline: p, hasBlocks: p.HasBlocks(), stages: stages, maxPayload: maxPayload, problems: new([]*adminv1.PipelineProblem), tree: new([]treeLine), kept: map[string][]output{}}
+	return &checker{pipeline: p, hasBlocks: p.HasBlocks(), stages: stages, maxPayload: maxPayload, problems: new([]*adminv1.PipelineProblem), tree: new([]treeLine), kept: map[string][]output{}, open: new(bool)}
 }
 
 // checker checks one pipeline, step by step.
@@ -56,6 +56,11 @@ type checker struct {
 	// kept are the known outputs that the pipeline keeps, by name, the latest first: an
 	// optional output leaves those before it. Parts that callers send are unknown.
 	kept map[string][]output
+	// asked are the parts that callers send. lost is true after a step whose outputs are unknown, and
+	// open becomes true where a step takes any part of a caller.
+	asked []Input
+	lost  bool
+	open  *bool
 }
 
 // output is an output of a step.
@@ -94,6 +99,7 @@ const (
 )
 
 func (c *checker) step(at stepCheck) {
+	c.ask(at)
 	if at.known {
 		c.queues(at)
 		c.renames(at)
@@ -122,6 +128,7 @@ func (c *checker) give(outputs []output) {
 	if c.previous == nil {
 		// The step may output anything, including the parts that are kept.
 		clear(c.kept)
+		c.lost = true
 	}
 	for _, o := range c.previous {
 		name := o.GetName()

@@ -220,6 +220,7 @@ func (c *checker) block(s *pipeline.Step, field string, depth int) {
 		return
 	}
 	var given [][]output
+	var asked [][]Input
 	isUnknown := false
 	for i, list := range s.Lists() {
 		if s.Switch != nil {
@@ -232,11 +233,12 @@ func (c *checker) block(s *pipeline.Step, field string, depth int) {
 		}
 		*c.tree = append(*c.tree, treeLine{depth: depth + 1, name: list.Name})
 		line := len(*c.tree) - 1
-		one, known := c.list(list, field, depth+1)
+		one, reads, known := c.list(list, field, depth+1)
 		(*c.tree)[line].text = "-> " + typesOf(one)
 		isUnknown = isUnknown || !known
-		given = append(given, one)
+		given, asked = append(given, one), append(asked, reads)
 	}
+	c.addLists(s, asked)
 	switch {
 	case isUnknown:
 		c.give(nil)
@@ -247,16 +249,16 @@ func (c *checker) block(s *pipeline.Step, field string, depth int) {
 	}
 }
 
-// list checks a list of steps in a block, and returns what it gives.
-func (c *checker) list(list pipeline.List, field string, depth int) (out []output, known bool) {
+// list checks a list of steps in a block, and returns what it gives and what it asks callers for.
+func (c *checker) list(list pipeline.List, field string, depth int) (out []output, asked []Input, known bool) {
 	own := *c
-	own.kept = maps.Clone(c.kept)
+	own.kept, own.asked = maps.Clone(c.kept), nil
 	own.steps(list.Steps, field+"."+list.Field+".", depth+1)
 	switch {
 	case len(list.Give) == 0 && len(list.Steps) == 0:
-		return []output{}, true
+		return []output{}, nil, true
 	case len(list.Give) == 0:
-		return own.previous, own.previous != nil
+		return own.previous, own.asked, own.previous != nil
 	}
 	known = true
 	out = []output{}
@@ -270,7 +272,7 @@ func (c *checker) list(list pipeline.List, field string, depth int) (out []outpu
 		}
 		out = append(out, renamed(kept[0], name))
 	}
-	return out, known
+	return out, own.asked, known
 }
 
 func renamed(o output, name string) output {
@@ -333,6 +335,9 @@ func (c *checker) either(s *pipeline.Step, given [][]output, field string) []out
 // condition checks the part of a predicate.
 func (c *checker) condition(p *pipeline.Predicate, field string) {
 	kept := c.kept[p.Part]
+	if p.Part != "" && !c.lost && !c.gives(p.Part) {
+		c.add(Input{PartSpec: &stagev1.PartSpec{Name: p.Part, Optional: true}})
+	}
 	if p.Part == "" || len(kept) == 0 {
 		return // a caller may send it
 	}
@@ -369,7 +374,9 @@ func (c *checker) mapping(s *pipeline.Step, field string, depth int) {
 		items = nil
 	}
 	own.give(items)
-	given, isKnown := own.list(s.Lists()[0], field, depth)
+	own.lost = c.lost
+	given, asked, isKnown := own.list(s.Lists()[0], field, depth)
+	c.addItems(s.Map, asked)
 	if !isKnown {
 		c.give(nil)
 		return
