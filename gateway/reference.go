@@ -71,14 +71,19 @@ func (g *Gateway) description(specs map[string]*stagev1.Spec) openapi.Settings {
 	}
 	out.Jobs = g.jobs.ServesJobs()
 	out.Batches = out.Jobs && g.jobs.ServesBatches()
+	stages := stagesOf(specs)
 	for _, e := range g.pipelines.List() {
 		p := e.Pipeline
 		out.Pipelines = append(out.Pipelines, openapi.Pipeline{
 			Pipeline: p, Timeout: cmp.Or(p.Timeout, g.settings.Timeout, call.DefaultTimeout),
 			Specs: specs,
 		})
+		added := &out.Pipelines[len(out.Pipelines)-1]
+		for _, in := range pipelines.Inputs(p, stages) {
+			added.Inputs = append(added.Inputs, openapi.Input(in))
+		}
 		if p.HasBlocks() {
-			out.Pipelines[len(out.Pipelines)-1].Outputs = pipelines.Outputs(p, stagesOf(specs))
+			added.Outputs = pipelines.Outputs(p, stages)
 		}
 	}
 	return out

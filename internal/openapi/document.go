@@ -22,6 +22,9 @@
 // and whose data has a schema of its own. The final outputs of a chunked response are
 // described as anything, because a host does not validate them against the stage's spec.
 //
+// The operation of a pipeline has its Spec as the member x-stagemesh: its inputs and outputs in a
+// form from which programs write clients, as internal/clientgen does.
+//
 // The document has at most Settings.MaxBytes of pipelines, in the order of their names.
 // Its description counts the omitted pipelines, and the path of any pipeline describes
 // them.
@@ -76,6 +79,9 @@ type Pipeline struct {
 	Timeout time.Duration
 	// Specs has the specs of its stages, where they are known, by stage.
 	Specs map[string]*stagev1.Spec
+	// Inputs are what callers send, nil where that is not known. The bodies of the document follow the
+	// first stage, and Spec follows them.
+	Inputs []Input
 	// Outputs are what a pipeline with blocks answers with, nil where that is not known.
 	Outputs []*stagev1.PartSpec
 }
@@ -111,6 +117,7 @@ type operation struct {
 	Parameters  []any               `json:"parameters"`
 	Body        body                `json:"requestBody"`
 	Responses   map[string]response `json:"responses"`
+	Spec        *Spec               `json:"x-stagemesh,omitempty"`
 }
 
 type body struct {

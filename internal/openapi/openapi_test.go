@@ -542,3 +542,24 @@ func floats(shape ...int64) tensor.Tensor {
 	out, _ := tensor.FromFP32(shape, make([]float32, n))
 	return out
 }
+
+// Programs write clients from it.
+func TestOperationHasTheSpecOfItsPipeline(t *testing.T) {
+	t.Parallel()
+	order := jsonPart("order", `{"type": "object"}`)
+	order.Optional, order.Description = true, "what to buy"
+	anything := blobPart("anything")
+	p := single("p", takes(tensorPart("x", "FP32", -1, 2), blobPart("image", "image/png")))
+	p.Specs["p"].Stream = true
+	p.Inputs = []openapi.Input{{PartSpec: tensorPart("x", "FP32", -1, 2), Rows: true}, {PartSpec: order}, {PartSpec: anything}, {PartSpec: &stagev1.PartSpec{Name: "mode"}}}
+	text := build(t, openapi.Settings{Mesh: "m", Pipelines: []openapi.Pipeline{p}})
+	valid(t, text)
+	got, err := json.Marshal(at(t, text, "paths", "/v1/pipelines/p:infer", "post", "x-stagemesh"))
+	const want = `{"inputs":[{"datatype":"FP32","name":"x","rows":true,"shape":[-1,2]},` +
+		`{"content_types":["application/json"],"description":"what to buy","name":"order","optional":true,"schema":"{\"type\": \"object\"}"},` +
+		`{"name":"anything"},{"any":true,"name":"mode"}],` +
+		`"outputs":[{"datatype":"FP32","name":"x","rows":true,"shape":[-1,2]},{"content_types":["image/png"],"name":"image"}],"pipeline":"p","stream":true}`
+	if err != nil || string(got) != want {
+		t.Errorf("got  %s, %v\nwant %s", got, err, want)
+	}
+}

@@ -137,7 +137,11 @@ func (a operations) own(of operation, prefix string, success response) operation
 	return of
 }
 
-func (a operations) infer() operation { return a.own(a.document.infer, "infer_", a.answer()) }
+func (a operations) infer() operation {
+	out := a.own(a.document.infer, "infer_", a.answer())
+	out.Spec = a.spec()
+	return out
+}
 
 func (a operations) stream() operation {
 	success := a.document.stream.Responses["200"]
