@@ -129,6 +129,8 @@ var importTable = rules{
 			packages:  list("internal/openapi"),
 			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "internal/call", "internal/front/oipjson", request, transport),
 		},
+		// What writes clients reads that description.
+		{packages: list("internal/clientgen"), mayImport: list(payload, pipeline, "internal/openapi"), inTests: list("sdk/python")},
 		{
 			packages: list("gateway"),
 			mayImport: append(list(proto, sdk, "internal/admission", "internal/scale", "internal/call", "internal/explain", "internal/pipelines", "internal/route", "internal/jobs", "internal/front/...",
