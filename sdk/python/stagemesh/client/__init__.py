@@ -10,8 +10,9 @@ It needs Python 3.9 and nothing else. Tensors are arrays of numpy where that is 
 imported before it is needed, and nothing of what serves workers is. docs/clients.md is the guide.
 
 ``mesh`` has the calls and ``aio`` their twins for asyncio; ``calls`` has what they send, ``transport``
-sends it, ``values`` and ``packing`` turn values into bytes and back, ``faults`` has what is raised. A
-Mesh is safe for threads, an AsyncMesh belongs to one event loop.
+sends it, ``values`` and ``packing`` turn values into bytes and back, ``faults`` has what is raised.
+``typed`` is for the clients that ``stagemesh client python`` makes. A Mesh is safe for threads, an
+AsyncMesh belongs to one event loop.
 """
 
 from __future__ import annotations

@@ -64,6 +64,23 @@ class Tensor:
         out.datatype, out.shape, out.data = raw.datatype, raw.shape, memoryview(raw.data)
         return out
 
+    @classmethod
+    def of_array(cls, value: Any, datatype: str) -> Tensor:
+        """Returns an array of numpy as a tensor of a datatype, or else what the constructor takes; raises ValueError.
+
+        An array is not converted, except that uint16 may be the bits of BF16.
+        """
+        if not hasattr(value, "__array__"):
+            return cls(value, datatype)
+        from ..arrays_numpy import NumpyArrays
+        from ..frames import as_bytes
+        from ..specs import Tensor as Spec
+
+        raw = NumpyArrays().encode(value, Spec(datatype, []), None)
+        out = cls.__new__(cls)
+        out.datatype, out.shape, out.data = raw.datatype, tuple(raw.shape), as_bytes(raw.data)
+        return out
+
     def tolist(self) -> Any:
         """Returns nested lists of numbers, or of bytes."""
         from ..arrays import nest
