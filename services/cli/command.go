@@ -1,5 +1,5 @@
 // Package cli is the program stagemesh: up, serve, gateway, dispatcher, stage, infer, get result, cancel,
-// status, top, scale, explain, health, pipelines, models, aliases, jobs, queues, gates, dead-letters, context, compose, bench, check, config check, import triton and version. The verbs
+// status, top, scale, explain, health, pipelines, models, aliases, jobs, queues, gates, dead-letters, client, context, compose, bench, check, config check, import triton and version. The verbs
 // that ask a running mesh use its public API, as any client does.
 package cli
 
@@ -31,7 +31,7 @@ func New() *cobra.Command {
 	root.AddCommand(
 		newUp(), newServe(), newGateway(), newDispatcher(), stagemesh.StageCommand(runners.All()...),
 		newInfer(), group("get", "Get the result of a request", "", newGetResult()), newCancel(),
-		newStatus(), newTop(), newScale(), newExplain(), newHealth(), newPipelines(), newModels(), newAliases(), newJobs(), newQueues(), newGates(), newDeadLetters(), newContext(), newCompose(), newBench(), newCheck(),
+		newStatus(), newTop(), newScale(), newExplain(), newHealth(), newPipelines(), newModels(), newAliases(), newJobs(), newQueues(), newGates(), newDeadLetters(), newClient(), newContext(), newCompose(), newBench(), newCheck(),
 		group("config", "Check mesh files", "", newConfigCheck()), group("import", "Turn files of other systems into mesh files", "", newImportTriton()), newVersion(),
 	)
 	addCompletion(root)

@@ -117,7 +117,7 @@ func TestHelpAndCompletionKnowEveryVerb(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, verb := range []string{"up", "infer", "get", "cancel", "status", "pipelines", "dead-letters", "bench", "check", "config", "import", "version", "completion"} {
+	for _, verb := range []string{"up", "infer", "get", "cancel", "status", "pipelines", "dead-letters", "client", "bench", "check", "config", "import", "version", "completion"} {
 		if !strings.Contains(help, "\n  "+verb+" ") {
 			t.Errorf("help does not know %s:\n%s", verb, help)
 		}

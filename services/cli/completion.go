@@ -46,7 +46,7 @@ const completionTime = 2 * time.Second
 // addCompletion has shells complete the names of a running mesh.
 func addCompletion(root *cobra.Command) {
 	for path, arguments := range map[string][]names{
-		"infer": {pipelineNames, nil}, "bench": {pipelineNames, nil},
+		"infer": {pipelineNames, nil}, "bench": {pipelineNames, nil}, "client python": {pipelineNames}, "client typescript": {pipelineNames},
 		"pipelines get": {pipelineNames}, "pipelines delete": {pipelineNames}, "pipelines apply": {nil, pipelineNames}, "pipelines plan": {nil, pipelineNames},
 		"jobs submit": {queueNames, nil}, "jobs list": {queueNames}, "queues pause": {queueNames}, "queues resume": {queueNames},
 		"models show": {modelNames}, "models tap": {modelNames}, "models load": {modelNames}, "models evict": {modelNames}, "models unregister": {modelNames},

@@ -78,7 +78,7 @@ func (c *inferCommand) sendLines(ctx context.Context, files []string, out io.Wri
 	bar := c.lines.newBar(from, out)
 	failed, answered := 0, 0
 	err = c.gateway.reach(func(client clients) error {
-		response, err := client.post(ctx, c.linesPath(), header, io.TeeReader(from, bar))
+		response, err := client.send(ctx, http.MethodPost, c.linesPath(), header, io.TeeReader(from, bar))
 		if err != nil {
 			return err
 		}

@@ -137,14 +137,16 @@ type clients struct {
 	address string
 }
 
-// post sends a body to a path of the port over plain HTTP. An answer with another status than 200 is an
-// error.
-func (c clients) post(ctx context.Context, path string, header http.Header, body io.Reader) (*http.Response, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(c.address, "/")+path, body)
+// send sends a request to a path of the port over plain HTTP. An answer with another status than 200 is
+// an error; it is a *fault.Fault if the gateway gives a reason.
+func (c clients) send(ctx context.Context, method, path string, header http.Header, body io.Reader) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.address, "/")+path, body)
 	if err != nil {
 		return nil, err
 	}
-	r.Header = header
+	if header != nil {
+		r.Header = header
+	}
 	response, err := c.http.Do(r)
 	if err != nil || response.StatusCode == http.StatusOK {
 		return response, err
@@ -162,7 +164,7 @@ func (c clients) post(ctx context.Context, path string, header http.Header, body
 	case response.StatusCode == http.StatusUnauthorized:
 		return nil, connect.NewError(connect.CodeUnauthenticated, errors.New(failure.Error.Message))
 	}
-	return nil, fmt.Errorf("%s: %s", failure.Error.Reason, failure.Error.Message)
+	return nil, fault.Newf(fault.Reason(failure.Error.Reason), "%s", failure.Error.Message)
 }
 
 // reach calls the function with clients of the port. Errors about the port itself say what
