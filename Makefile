@@ -375,6 +375,19 @@ test-fleet: $(CONSUL_BIN)/.built ## Kill, pause and restart the processes of a m
 	@echo "== test the fleet"
 	@go test -vet=off -count=1 -timeout 20m $(FLEET)
 
+# The last release, or the last commit before pipelines had blocks while there is none.
+EARLIER ?= $(or $(shell git describe --tags --abbrev=0 2>/dev/null),f53c7a3)
+# Its tree is kept outside this one.
+EARLIER_TREE = $(dir $(CONSUL_BIN))earlier-$(EARLIER)
+
+.PHONY: test-versions
+test-versions: $(CONSUL_BIN)/.built ## Upgrade a mesh from EARLIER (the last release) to this commit and back while requests, streams and jobs flow; needs git's history
+	@echo "== test this version beside $(EARLIER)"
+	@git cat-file -e $(EARLIER)^{commit} || { echo "the history of this clone has no $(EARLIER): fetch it (git fetch --unshallow --tags), or say EARLIER=<commit>" >&2; exit 1; }
+	@rm -rf $(EARLIER_TREE) && mkdir -p $(EARLIER_TREE) && git archive $(EARLIER) | tar -x -C $(EARLIER_TREE)
+	@go -C $(EARLIER_TREE) test -vet=off -c -o fleet.test $(FLEET)
+	@go test -vet=off -count=1 -v -timeout 20m -run '^TestUpgrade' $(FLEET) -args -earlier $(EARLIER_TREE)/fleet.test | awk '/^=== / { next } { print }'
+
 .PHONY: test-stack
 test-stack: $(STACK_TOOLS) ## Check the compose files and the alerts, and run the stack: digits, targets, scaling, dashboards
 	@echo "== test the stack"

@@ -114,6 +114,7 @@ func digits(t *testing.T) string {
 const (
 	stages = "mesh: |\n  mesh: m\n  gateway: {scaler: {listen: \"0.0.0.0:9081\"}, grpc_listen: \"0.0.0.0:8081\"}\n  jobs: {queues: {q: {}}}\n" +
 		"  stages: {a: {runner: {echo: {}}}, b: {runner: {echo: {}}, drain_timeout: 1m30s}}\n  pipelines: {p: {steps: [{name: a, stage: a}]}}\n"
+	models = "mesh: |\n  mesh: m\n  gateway: {scaler: {listen: \"0.0.0.0:9081\"}}\n  stages: {network: {runner: {onnx_models: {}}}}\n"
 	trusting = "insecure: true\ndefaults: {terminationGracePeriodSeconds: 120}\n"
 	keda     = "keda.sh/v1alpha1"
 )
@@ -137,6 +138,13 @@ func TestObjectsAreValid(t *testing.T) {
 			"HorizontalPodAutoscaler digits-stagemesh-stage-b", "Ingress digits-stagemesh", "NetworkPolicy digits-stagemesh", "NetworkPolicy digits-stagemesh-gateway",
 			"PodDisruptionBudget digits-stagemesh-dispatcher", "PodDisruptionBudget digits-stagemesh-gateway", "PodDisruptionBudget digits-stagemesh-stage-a",
 			"PodDisruptionBudget digits-stagemesh-stage-b", "PodMonitor digits-stagemesh", "PrometheusRule digits-stagemesh", "ScaledObject digits-stagemesh-stage-a",
+			"Service digits-stagemesh", "Service digits-stagemesh-admin", "Service digits-stagemesh-scaler", "ServiceAccount digits-stagemesh", "TriggerAuthentication digits-stagemesh-scaler", "notes ",
+		}},
+		"models": {models + trusting + read(t, "../../deploy/helm/values/models.yaml"), []string{
+			"ConfigMap digits-stagemesh", "ConfigMap digits-stagemesh-dashboard-jobs", "ConfigMap digits-stagemesh-dashboard-mesh", "ConfigMap digits-stagemesh-dashboard-models",
+			"ConfigMap digits-stagemesh-dashboard-operations", "ConfigMap digits-stagemesh-dashboard-stage", "Deployment digits-stagemesh-gateway", "Deployment digits-stagemesh-stage-network",
+			"NetworkPolicy digits-stagemesh", "NetworkPolicy digits-stagemesh-gateway", "PodDisruptionBudget digits-stagemesh-gateway",
+			"PodDisruptionBudget digits-stagemesh-stage-network", "PodMonitor digits-stagemesh", "PrometheusRule digits-stagemesh", "ScaledObject digits-stagemesh-stage-network",
 			"Service digits-stagemesh", "Service digits-stagemesh-admin", "Service digits-stagemesh-scaler", "ServiceAccount digits-stagemesh", "TriggerAuthentication digits-stagemesh-scaler", "notes ",
 		}},
 	} {

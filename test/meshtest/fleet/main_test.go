@@ -75,6 +75,8 @@ type fleet struct {
 	brokers []*member
 	// linked is true where each host and gateway reaches the broker by a link of its own.
 	linked bool
+	// program is that of the members that are launched from now on; "" is the test's own.
+	program string
 	// recordsStalls is true where members record late timers, for which they wake up all the time.
 	recordsStalls bool
 
@@ -178,7 +180,7 @@ func (f *fleet) launchHost(s hostSpec) *member {
 	if s.stage == "" {
 		s.stage = "echo"
 	}
-	m := &member{fleet: f, record: f.newFile("record"), link: f.newLink()}
+	m := &member{fleet: f, program: f.program, record: f.newFile("record"), link: f.newLink()}
 	stage := map[string]any{"runner": map[string]any{runnerKind: map[string]any{
 		"record": m.record, "run": s.run.String(), "chunks": s.chunks, "slots": s.slots, "tensor": s.tensor,
 	}}}
@@ -240,7 +242,7 @@ func (f *fleet) launchGateway(s gatewaySpec) *member {
 	if s.blocks != nil {
 		pipelines["graph"] = map[string]any{"steps": s.blocks}
 	}
-	m := &member{fleet: f, env: s.env, link: f.newLink()}
+	m := &member{fleet: f, program: f.program, env: s.env, link: f.newLink()}
 	sections := []any{"stages", known, "pipelines", pipelines, "gateway", map[string]any{"drain_delay": s.drainDelay.String()}}
 	if s.jobs != nil {
 		sections = append(sections, "jobs", s.jobs)
@@ -330,6 +332,8 @@ type member struct {
 	fleet *fleet
 	args  []string
 	env   []string
+	// program is the test's own if it is empty.
+	program string
 	// link is its way to the broker in a linked fleet.
 	link *testbed.Link
 	// record is the file in which a host records its runs.
@@ -373,7 +377,7 @@ func (m *member) launch() {
 	if m.fleet.recordsStalls && m.stalls == "" {
 		m.stalls = m.fleet.newFile("stalls")
 	}
-	cmd := exec.Command(os.Args[0], args...)
+	cmd := exec.Command(cmp.Or(m.program, os.Args[0]), args...)
 	cmd.Env = append(append(os.Environ(), programVariable+"="+cmp.Or(m.stalls, noStalls)), m.env...)
 	m.Process = testbed.StartProcess(m.fleet.t, cmd)
 }
