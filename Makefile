@@ -23,8 +23,9 @@ ADMIN  = $(if $(ONCE),127.0.0.1:0)
 OPS    = $(if $(ONCE),127.0.0.1:0)
 RUN    = bin/digits $(if $(ONCE),--once) $(LISTEN:%=--listen %) $(ADMIN:%=--admin %) $(OPS:%=--ops %)
 
-# stack: replicas of services.
-SCALE =
+# stack: replicas of services; with SCALER=1 stagemesh scale sets those of the stages.
+SCALE  =
+SCALER =
 
 # The modules that are built and tested together (go.work), and their packages.
 MODULES      := . bench deploy/local
@@ -178,9 +179,9 @@ run: ## Run the whole mesh with its example pipeline in one process (ONCE=1 exit
 	@exec $(RUN)
 
 .PHONY: stack
-stack: ## Run docker-compose.yml without Docker, all but Grafana (SCALE=classify=3)
+stack: ## Run docker-compose.yml without Docker, all but Grafana (SCALE=classify=3, or SCALER=1 for as many hosts as are wanted)
 	@go build -o bin/stack ./deploy/local
-	@programs=$$($(MAKE) --no-print-directory stack-programs) && IFS=$$'\n' && exec bin/stack --scale '$(SCALE)' $$programs
+	@programs=$$($(MAKE) --no-print-directory stack-programs) && IFS=$$'\n' && exec bin/stack --scale '$(SCALE)' $(if $(SCALER),--scaler) $$programs
 
 .PHONY: quick
 quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm

@@ -6,6 +6,8 @@
 //
 //	local --scale classify=3 bin/stagemesh bin/nats .../consul .../jaeger .../prometheus
 //
+// With --scaler `stagemesh scale` sets the replicas of the stages.
+//
 // `make stack` does that.
 package main
 
@@ -39,6 +41,7 @@ func main() {
 func run(args []string, out io.Writer) (err error) {
 	flags := flag.NewFlagSet("local", flag.ContinueOnError)
 	scale := flags.String("scale", "", "replicas of services, such as classify=3,label=2")
+	scaler := flags.Bool("scaler", false, fmt.Sprintf("have stagemesh scale set the replicas of each stage, 0 to %d", maxHosts))
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -65,6 +68,7 @@ func run(args []string, out io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
 	s := newStack(project, programs, folder, out)
+	s.scales = *scaler
 	group, err := s.group(running)
 	if err != nil {
 		return err

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/compose-spec/compose-go/v2/types"
@@ -33,7 +34,10 @@ type stack struct {
 	// folder holds the volumes, and copies of what the services mount.
 	folder string
 	out    io.Writer
-	// ports has the ports of replicas on this machine, by the name and the port in the container.
+	// scales is true if stagemesh scale sets the replicas of the stages.
+	scales bool
+	// mu guards ports, which has the ports of replicas on this machine, by the name and the port in the container.
+	mu    sync.Mutex
 	ports map[string]string
 	// children are all processes, running or not.
 	children []*child
@@ -56,6 +60,9 @@ func (s *stack) group(ctx context.Context) (*process.Group, error) {
 	}
 	var parts []process.Part
 	err := s.project.ForEachService(nil, func(name string, service *types.ServiceConfig) error {
+		if s.scales && isStage(service) {
+			return nil
+		}
 		for replica := range service.GetScale() {
 			part, err := s.part(name, replica+1)
 			if err != nil {
@@ -65,6 +72,11 @@ func (s *stack) group(ctx context.Context) (*process.Group, error) {
 		}
 		return nil
 	})
+	if err == nil && s.scales {
+		var part process.Part
+		part, err = s.scaler()
+		parts = append(parts, part)
+	}
 	return process.New(slog.New(slog.DiscardHandler), parts...), err
 }
 
@@ -187,6 +199,8 @@ func replicaName(service string, replica int) string { return service + "-" + st
 // port returns the port on this machine of a replica's port.
 func (s *stack) port(replica, port string) string {
 	key := replica + ":" + port
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.ports[key] == "" {
 		s.ports[key] = s.freePort()
 	}
@@ -221,6 +235,11 @@ func (c *child) copy(from, to string) error {
 		}
 		if slices.Contains([]string{".conf", ".yaml", ".yml"}, filepath.Ext(path)) {
 			text = []byte(c.rewrite(string(text)))
+		}
+		if c.stack.scales && filepath.Base(path) == "mesh.yaml" {
+			if text, err = scaled(text); err != nil {
+				return fmt.Errorf("%s: %w", path, err)
+			}
 		}
 		target := filepath.Join(to, strings.TrimPrefix(path, from))
 		if err := os.MkdirAll(filepath.Dir(target), 0o700); err != nil {

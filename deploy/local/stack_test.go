@@ -247,6 +247,51 @@ func TestStackServesScalesAndShowsMetrics(t *testing.T) {
 	}
 }
 
+// The first request finds no host, and gets its answer from hosts that are started for it.
+func TestStackScalesFromZero(t *testing.T) {
+	s := prepare(t)
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	s.scales = true
+	group, err := s.group(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	started(t, group)
+	if n := len(s.children); n != 5 {
+		t.Fatalf("%d processes run before the first request, want NATS, Consul, Jaeger, Prometheus and the gateway", n)
+	}
+	image, err := digits.FS.ReadFile("images/00-1.png")
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url("gateway", 8080)+"/v1/pipelines/digits:infer", bytes.NewReader(image))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Content-Type", "image/png")
+	request.Header.Set("Stagemesh-Timeout", "50s")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(response.Body)
+	_ = response.Body.Close()
+	if activating := response.Header.Get("Stagemesh-Activating"); err != nil || response.StatusCode != http.StatusOK || activating != "decode, classify, label" {
+		t.Errorf("%s %s, activating %q: %v", response.Status, body, activating, err)
+	}
+	if err := read(t.Context(), s.url("gateway", 8080), 7); err != nil {
+		t.Error(err)
+	}
+	if err := group.Stop(); err != nil {
+		t.Error(err)
+	}
+	for _, c := range s.children {
+		if err := syscall.Kill(-c.cmd.Process.Pid, 0); !errors.Is(err, syscall.ESRCH) {
+			t.Errorf("%s has left processes: %v", c.name, err)
+		}
+	}
+}
+
 // started starts processes, which end with the test.
 func started(t *testing.T, group *process.Group) {
 	t.Helper()
