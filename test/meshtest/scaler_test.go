@@ -27,6 +27,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/proto/gen/go/externalscaler"
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/test/meshtest"
@@ -313,8 +314,24 @@ func TestCallersLearnThatAStageIsActivating(t *testing.T) {
 		defer response.Body.Close()
 		whole <- response.Status + ", activating " + response.Header.Get("Stagemesh-Activating")
 	}()
-	testbed.Eventually(t, "both requests wait", func() bool { return g.Service().InFlight() == 2 })
+	called, err := inferencev1.NewInferenceServiceClient(testbed.Dial(t, g.Addr().String())).InferStream(t.Context(), &inferencev1.InferRequest{
+		Pipeline: "p", Inputs: []*inferencev1.Part{{Body: &inferencev1.Part_Blob{Blob: &inferencev1.Blob{ContentType: "text/plain", Data: []byte("x")}}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m, err := called.Recv(); m.GetActivating().GetStage() != "stage" || m.GetSeq() != 0 {
+		t.Errorf("the first message of gRPC is %v, %v", m, err)
+	}
+	testbed.Eventually(t, "all requests wait", func() bool { return g.Service().InFlight() == 3 })
 	bed.Host("stage", each(unchanged))
+	m, err := called.Recv()
+	for err == nil && m.GetActivating() != nil {
+		m, err = called.Recv()
+	}
+	if err != nil || m.GetFinal() == nil || m.GetSeq() != 1 {
+		t.Errorf("gRPC ends with %v, %v", m, err)
+	}
 	if event := next("event: "); event != "done" {
 		t.Errorf("event %q", event)
 	}
