@@ -80,6 +80,12 @@ var (
 	pageStyle []byte
 	//go:embed page/docs.js
 	pageScript []byte
+	//go:embed page/predict.html
+	predictHTML []byte
+	//go:embed page/predict.css
+	predictStyle []byte
+	//go:embed page/predict.js
+	predictScript []byte
 
 	//go:embed viewer/swagger-ui.css.gz
 	viewerStyle []byte
@@ -106,8 +112,13 @@ func pageFiles() map[string]file {
 		PagePath:               newFile(htmlType, pageHTML),
 		PagePath + "/docs.css": newFile(styleType, pageStyle),
 		PagePath + "/docs.js":  newFile(scriptType, pageScript),
-		PagePath + "/LICENSE":  newFile(plainType, viewerLicense),
-		PagePath + "/NOTICE":   newFile(plainType, viewerNotice),
+
+		PagePath + "/predict":     newFile(htmlType, predictHTML),
+		PagePath + "/predict.css": newFile(styleType, predictStyle),
+		PagePath + "/predict.js":  newFile(scriptType, predictScript),
+
+		PagePath + "/LICENSE":                          newFile(plainType, viewerLicense),
+		PagePath + "/NOTICE":                           newFile(plainType, viewerNotice),
 		PagePath + "/swagger-ui-bundle.js.LICENSE.txt": newFile(plainType, viewerParts),
 
 		PagePath + "/swagger-ui.css":       packedFile(styleType, viewerStyle),
