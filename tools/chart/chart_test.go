@@ -114,7 +114,7 @@ func digits(t *testing.T) string {
 const (
 	stages = "mesh: |\n  mesh: m\n  gateway: {scaler: {listen: \"0.0.0.0:9081\"}, grpc_listen: \"0.0.0.0:8081\"}\n  jobs: {queues: {q: {}}}\n" +
 		"  stages: {a: {runner: {echo: {}}}, b: {runner: {echo: {}}, drain_timeout: 1m30s}}\n  pipelines: {p: {steps: [{name: a, stage: a}]}}\n"
-	models = "mesh: |\n  mesh: m\n  gateway: {scaler: {listen: \"0.0.0.0:9081\"}}\n  stages: {network: {runner: {onnx_models: {}}}}\n"
+	models   = "mesh: |\n  mesh: m\n  gateway: {scaler: {listen: \"0.0.0.0:9081\"}}\n  stages: {network: {runner: {onnx_models: {}}}}\n"
 	trusting = "insecure: true\ndefaults: {terminationGracePeriodSeconds: 120}\n"
 	keda     = "keda.sh/v1alpha1"
 )

@@ -357,14 +357,13 @@
 
   // timeline draws the branches and steps of an answer, each step's waits before its run.
   function timeline({ total_ms: total, steps, branches = [] }, took) {
-    const all = Math.max(total, took);
     const ends = new Map(); // by path: where the next step begins
     const row = (name, about, ...pieces) => {
       const track = make("div", { className: "track" });
       for (const [className, begin, size, title] of pieces.filter((piece) => piece[2] > 0)) {
         const piece = make("span", { className, title: `${title}: ${size.toFixed(2)} ms` });
-        piece.style.left = `${(100 * begin) / all}%`;
-        piece.style.width = `${(100 * size) / all}%`;
+        piece.style.left = `${(100 * begin) / total}%`;
+        piece.style.width = `${(100 * size) / total}%`;
         track.append(piece);
       }
       return make("tr", {}, make("th", { textContent: name }), make("td", { textContent: about }), make("td", {}, track));
@@ -384,7 +383,7 @@
         ["queue", at, s.queue_wait_ms, "queue"], ["batch", at + s.queue_wait_ms, s.batch_wait_ms, "batch"], ["run", run, s.run_ms, "run"]));
     }
     rows.push(row("gateway and hops", `${Math.max(0, total - known).toFixed(2)} ms`, ["rest", known, Math.max(0, total - known), "gateway and hops"]));
-    rows.push(row("network and browser", `${(all - total).toFixed(2)} ms of ${all.toFixed(2)} ms`, ["rest", total, all - total, "network and browser"]));
+    rows.push(row("whole answer", `${total.toFixed(2)} ms; with network and browser ${took.toFixed(2)} ms`));
     byID("timeline").replaceChildren(...rows);
   }
 
