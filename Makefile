@@ -96,7 +96,7 @@ MODELS_PYTHON := $(call env_dir,models-python,$(PYTHON),test/modelstest/requirem
 # The Python with PyTorch, which is too large to install for tests but from Debian.
 TORCH_PYTHON ?= /usr/bin/python3
 # Examples in Python: each folder has tests of its own, but for those of test/modelstest and examples/ocr.
-PYTHON_EXAMPLES := examples/digits-python examples/modelmesh examples/text-stream examples/tokenize examples/pytorch examples/embeddings examples/ocr examples/tabular
+PYTHON_EXAMPLES := examples/digits-python examples/modelmesh examples/openai examples/text-stream examples/tokenize examples/pytorch examples/embeddings examples/ocr examples/tabular
 
 # What else is linted as sdk/python is.
 PYTHON_OTHERS   := $(PYTHON_EXAMPLES) test/meshtest/clients test/meshtest/fleet bench services/onnx/testdata

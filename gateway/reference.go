@@ -72,6 +72,7 @@ func (g *Gateway) description(specs map[string]*stagev1.Spec) openapi.Settings {
 	out.Jobs = g.jobs.ServesJobs()
 	out.Batches = out.Jobs && g.jobs.ServesBatches()
 	stages := stagesOf(specs)
+	out.OpenAI = len(g.settings.OpenAI.Names()) > 0
 	for _, e := range g.pipelines.List() {
 		p := e.Pipeline
 		out.Pipelines = append(out.Pipelines, openapi.Pipeline{

@@ -103,7 +103,7 @@ func (g *Gateway) portSettings() transport.Settings {
 // publicSettings configure the port at that address, for callers.
 func (g *Gateway) publicSettings(listen string) port.PublicSettings {
 	out := port.PublicSettings{
-		Settings: g.portSettings(), Caller: g.service, Jobs: g.jobs, Models: g.models, Passthrough: g.settings.Passthrough,
+		Settings: g.portSettings(), Caller: g.service, Jobs: g.jobs, Models: g.models, OpenAI: g.settings.OpenAI, Passthrough: g.settings.Passthrough,
 		Port: port.Port{
 			Health: g.probe, Origins: g.settings.AllowOrigins, Memory: g.memory,
 			Tokens: g.public.tokens, TokensKey: publicKey + ".token_file",

@@ -12,6 +12,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/config"
 	"github.com/stagemesh/stagemesh/internal/credentials"
+	"github.com/stagemesh/stagemesh/internal/front/openai"
 	"github.com/stagemesh/stagemesh/internal/front/port"
 	"github.com/stagemesh/stagemesh/internal/jobs"
 	registry "github.com/stagemesh/stagemesh/internal/models"
@@ -80,6 +81,8 @@ type Settings struct {
 	Pipelines []pipeline.Pipeline
 	// Bounds are the fewest and the most hosts of stages, where the file has them.
 	Bounds map[pipeline.StageName]scale.Bounds
+	// OpenAI maps the names of models in calls of the OpenAI API to pipelines.
+	OpenAI openai.Config
 	// Models and Aliases come from the gateway's file. It writes to the registry what
 	// is missing there.
 	Models  []model.Model

@@ -19,6 +19,7 @@ class Tell(Worker):
     outputs = {"text": Text(description="its continuation; a chunk is a word with the space before it")}
     parameters = {
         "words": Parameter(int, "the most words, from 1 to 1000"),
+        "max_tokens": Parameter(int, "the same, by the name that clients of OpenAI give it"),
         "temperature": Parameter(float, "0 is the likeliest word each time; up to 2"),
         "seed": Parameter(int, "the same seed, the same story"),
     }
@@ -31,7 +32,7 @@ class Tell(Worker):
 
     async def stream(self, item):
         """Yields word after word; the pause stands for the time that a larger model takes."""
-        most = number(item, "words", 60, 1, 1000)
+        most = number(item, "max_tokens", number(item, "words", 60, 1, 1000), 1, 1000)
         temperature = number(item, "temperature", 0.7, 0, 2)
         seed = item.parameters.get("seed")
         for word in self.language.generate(item["prompt"], most, temperature, seed):

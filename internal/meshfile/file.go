@@ -30,6 +30,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/config"
 	"github.com/stagemesh/stagemesh/internal/credentials"
+	"github.com/stagemesh/stagemesh/internal/front/openai"
 	"github.com/stagemesh/stagemesh/internal/jobs"
 	"github.com/stagemesh/stagemesh/internal/jobs/dispatch"
 	"github.com/stagemesh/stagemesh/internal/store"
@@ -61,6 +62,8 @@ type File struct {
 
 	Stages    map[string]Stage             `yaml:"stages"`
 	Pipelines map[string]pipeline.Pipeline `yaml:"pipelines"`
+	// OpenAI maps the names of models in calls of the OpenAI API to pipelines.
+	OpenAI openai.Config `yaml:"openai"`
 	// Models and Aliases are registered by gateways, those that are missing.
 	Models  map[string]model.Model `yaml:"models"`
 	Aliases map[string]Alias       `yaml:"aliases"`
@@ -285,7 +288,7 @@ func (n NATS) Exposure() config.Exposure {
 // GatewaySettings returns the settings of a gateway. Its id, logger, meter and registry
 // are for the caller to fill in. Errors point into the file.
 func (f *File) GatewaySettings() (out gateway.Settings, err error) {
-	out.Config, out.Bus = f.Gateway, bus.Settings{URL: f.NATS.URL, Auth: f.NATS.Broker}
+	out.Config, out.OpenAI, out.Bus = f.Gateway, f.OpenAI, bus.Settings{URL: f.NATS.URL, Auth: f.NATS.Broker}
 	out.Listen, out.Admin.Listen = cmp.Or(out.Listen, DefaultListen), cmp.Or(out.Admin.Listen, DefaultAdmin)
 	out.Call = call.Settings{Mesh: pipeline.MeshName(f.Mesh), Results: f.Results, Idempotency: f.Idempotency, Sampling: f.Tracing.Sampling}
 	out.Jobs = jobs.Settings{Settings: f.Jobs.Settings, Webhooks: f.Jobs.Webhooks, Batches: f.Jobs.Batches, Queues: JobQueues(f.Jobs), Tenants: map[string][]pipeline.QueueName{}, NATS: f.Jobs.NATS}

@@ -19,7 +19,9 @@ import (
 	"github.com/stagemesh/stagemesh/internal/config"
 	"github.com/stagemesh/stagemesh/internal/credentials"
 	"github.com/stagemesh/stagemesh/internal/pipelines"
+	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/schema"
+	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -261,7 +263,44 @@ func (f *File) buildParts(stages []string) (hosts []stagehost.Settings, routes [
 	}
 	routes, err = f.Routes()
 	_, _, loadable := f.models()
-	return hosts, routes, errors.Join(append(errs, err, loadable, f.validateOwnBroker())...)
+	return hosts, routes, errors.Join(append(errs, err, loadable, f.validateOpenAI(), f.validateOwnBroker())...)
+}
+
+// validateOpenAI checks that each model of the section openai has a valid name, and a pipeline of the
+// file or one that is there without it.
+func (f *File) validateOpenAI() error {
+	var errs []error
+	kinds := f.OpenAI.Kinds()
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		for _, name := range slices.Sorted(maps.Keys(kinds[kind])) {
+			err := model.ID(name).Validate()
+			if err == nil {
+				err = f.checkServed(kinds[kind][name])
+			}
+			errs = append(errs, f.At(err, "openai", kind, name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkServed returns an error if gateways serve no pipeline of that name, as far as the file says.
+func (f *File) checkServed(name string) error {
+	_, here := f.Pipelines[name]
+	stage, isStage := pipeline.StageOf(pipeline.Name(name))
+	isImplicit := isStage || strings.HasPrefix(name, request.ModelPrefix) || strings.HasPrefix(name, request.AliasPrefix)
+	switch {
+	case here:
+		return nil
+	case name == "":
+		return errors.New("has no value; name the pipeline that answers for the model")
+	case isImplicit && f.Gateway.StagePipelines != nil && !*f.Gateway.StagePipelines:
+		return fmt.Errorf("%s is not served, because gateway.stage_pipelines is false; name a pipeline of the file", name)
+	case isStage:
+		return f.checkStage(stage, pipeline.Memory)
+	case isImplicit:
+		return nil
+	}
+	return fmt.Errorf("there is no pipeline %q; there are %s, and stage:<name> for each stage", name, strings.Join(slices.Sorted(maps.Keys(f.Pipelines)), ", "))
 }
 
 // validateQueue checks the queue of a pipeline.

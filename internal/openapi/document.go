@@ -64,6 +64,8 @@ type Settings struct {
 	Tokens, NoStages bool
 	// Jobs is true if the mesh has queues of jobs, Batches if one of them takes batches.
 	Jobs, Batches bool
+	// OpenAI is true if there are models for calls of the OpenAI API.
+	OpenAI bool
 	// MaxBytes bounds the description of pipelines; 0 means DefaultMaxBytes.
 	MaxBytes int
 }
@@ -160,6 +162,9 @@ func Build(s Settings) ([]byte, error) {
 	}
 	if !s.Batches {
 		d.remove("Batches")
+	}
+	if !s.OpenAI {
+		d.remove("OpenAI")
 	}
 	d.left = cmp.Or(s.MaxBytes, DefaultMaxBytes)
 	sorted := slices.SortedFunc(slices.Values(s.Pipelines), func(a, b Pipeline) int { return cmp.Compare(a.Name, b.Name) })

@@ -209,17 +209,17 @@ func TestStaticPartsMatchTheCode(t *testing.T) {
 
 func TestQueuesAreDescribedWhereThereAreSome(t *testing.T) {
 	t.Parallel()
-	for _, row := range []struct{ jobs, batches bool }{{}, {jobs: true}, {jobs: true, batches: true}} {
-		text := build(t, openapi.Settings{Mesh: "m", Jobs: row.jobs, Batches: row.batches})
+	for _, row := range []struct{ jobs, batches, openai bool }{{}, {jobs: true}, {jobs: true, batches: true}, {openai: true}} {
+		text := build(t, openapi.Settings{Mesh: "m", Jobs: row.jobs, Batches: row.batches, OpenAI: row.openai})
 		valid(t, text)
 		paths := at(t, text, "paths").(object)
-		for path, want := range map[string]bool{"/v1/queues/{queue}/jobs": row.jobs, "/v1/jobs/{job_id}": row.jobs, "/v1/batches": row.batches, "/v1/files/{file_id}": row.batches, "/v1/requests/{request_id}": true} {
+		for path, want := range map[string]bool{"/v1/queues/{queue}/jobs": row.jobs, "/v1/jobs/{job_id}": row.jobs, "/v1/batches": row.batches, "/v1/files/{file_id}": row.batches, "/v1/chat/completions": row.openai, "/v1/models/{model_id}": row.openai, "/v1/requests/{request_id}": true} {
 			if got := paths[path] != nil; got != want {
 				t.Errorf("%+v: %s is described: %t", row, path, got)
 			}
 		}
 		tags := fmt.Sprint(at(t, text, "tags"))
-		if strings.Contains(tags, "name:Jobs") != row.jobs || strings.Contains(tags, "name:Batches") != row.batches {
+		if strings.Contains(tags, "name:Jobs") != row.jobs || strings.Contains(tags, "name:Batches") != row.batches || strings.Contains(tags, "name:OpenAI]") != row.openai {
 			t.Errorf("%+v: the tags are %s", row, tags)
 		}
 	}

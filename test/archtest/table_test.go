@@ -142,7 +142,7 @@ var importTable = rules{
 
 		// What is built out of all this.
 		{packages: list("internal/program"), mayImport: list(proto, auth, "internal/config", "internal/tracing", transport, "internal/cpuset")},
-		{packages: list("internal/meshfile"), mayImport: append(list(proto, sdk, "gateway", "internal/admission", "internal/scale", "internal/call", "internal/pipelines", "internal/jobs/...", "stagehost/...", "internal/batch", "internal/schema", discovery), shared...), inTests: list("services/runners", "services/onnx", "internal/modelserver")},
+		{packages: list("internal/meshfile"), mayImport: append(list(proto, sdk, "gateway", "internal/admission", "internal/scale", "internal/call", "internal/front/openai", "internal/pipelines", "internal/jobs/...", "stagehost/...", "internal/batch", "internal/schema", discovery), shared...), inTests: list("services/runners", "services/onnx", "internal/modelserver")},
 		{packages: list("internal/importtriton"), mayImport: list(tensor, pipeline, "stagehost/runner", "internal/meshfile"), inTests: list("internal/testbed", "services/runners")},
 		// The library links no shipped stage.
 		{

@@ -86,6 +86,8 @@ var fronts = []front{
 	{name: "OIP generate_stream", path: "/v2/models/p/generate_stream", contentType: "application/json", body: inText, encoding: "Content-Encoding", outcome: oipFault, streams: true, http1: true, http2: true},
 	{name: "OIP gRPC", path: oipPath + "ModelInfer", contentType: "application/grpc", body: inModelInfer, envelope: true, encoding: "Grpc-Encoding", outcome: grpcFault, http2: true, native: true},
 	{name: "OIP gRPC stream", path: oipPath + "ModelStreamInfer", contentType: "application/grpc", body: inModelInfer, envelope: true, encoding: "Grpc-Encoding", outcome: oipStreamFault, streams: true, http2: true, native: true},
+	{name: "chat", path: openai.ChatPath, contentType: "application/json", body: inChat, outcome: openaiFault, http1: true, http2: true},
+	{name: "chat stream", path: openai.ChatPath, contentType: "application/json", body: inChatStream, outcome: openaiFault, streams: true, http1: true, http2: true},
 	{name: "files", path: openai.FilesPath, contentType: "multipart/form-data; boundary=b", body: inFile, outcome: openaiFault, stores: true, http1: true, http2: true},
 	{name: "batches", path: openai.BatchesPath, contentType: "application/json", body: inBatch, outcome: openaiFault, stores: true, http1: true, http2: true},
 }
@@ -102,6 +104,14 @@ func inFile(data string) (body, header, value string) {
 
 func inBatch(data string) (body, header, value string) {
 	return `{"endpoint":"/v1/x","completion_window":"24h","input_file_id":"` + data + `"}`, "", ""
+}
+
+func inChat(data string) (body, header, value string) {
+	return `{"model":"p","messages":[{"role":"user","content":"` + data + `"}]}`, "", ""
+}
+
+func inChatStream(data string) (body, header, value string) {
+	return `{"model":"p","stream":true,"messages":[{"role":"user","content":"` + data + `"}]}`, "", ""
 }
 
 func inTensor(data string) (body, header, value string) {
@@ -225,16 +235,28 @@ func lineFault(a answer) (*fault.Fault, error) {
 }
 
 func openaiFault(a answer) (*fault.Fault, error) {
+	data := a.body
 	if a.status == http.StatusOK {
-		return nil, nil
+		last, err := a.lastEvent()
+		if err != nil || last.Data == "" || last.Data == "[DONE]" {
+			return nil, err
+		}
+		data = last.Data
 	}
 	var out struct {
 		Error struct{ Code, Message string }
 	}
-	if err := json.Unmarshal([]byte(a.body), &out); err != nil {
+	if err := json.Unmarshal([]byte(data), &out); err != nil {
 		return nil, err
 	}
-	return checkStatus(strings.ToUpper(out.Error.Code), out.Error.Message, a.status, httpStatus)
+	reason := strings.ToUpper(out.Error.Code)
+	if out.Error.Code == "model_not_found" {
+		reason = string(fault.UnknownModel)
+	}
+	if a.status == http.StatusOK {
+		return fault.New(fault.Reason(reason), out.Error.Message), nil
+	}
+	return checkStatus(reason, out.Error.Message, a.status, httpStatus)
 }
 
 func oipFault(a answer) (*fault.Fault, error) {

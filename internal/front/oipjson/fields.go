@@ -2,6 +2,7 @@ package oipjson
 
 import (
 	"slices"
+	"strconv"
 
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -88,6 +89,23 @@ func (f Field) Scalar() bool {
 
 // Null reports whether the value is null.
 func (f Field) Null() bool { return f.scanner().next() == 'n' }
+
+// Elements calls do with each element of a list, whose name has its index. It reports false for another
+// value.
+func (f Field) Elements(do func(element Field) error) (isList bool, err error) {
+	s := f.scanner()
+	if s.next() != '[' {
+		return false, nil
+	}
+	return true, classify(s.array(func(i int) error {
+		s.next()
+		start := s.at
+		if err := s.skip(); err != nil {
+			return err
+		}
+		return do(Field{Name: f.Name + "[" + strconv.Itoa(i) + "]", JSON: s.data[start:s.at:s.at], depth: s.depth})
+	}))
+}
 
 // Parameter returns a scalar value as the value of a parameter.
 func (f Field) Parameter() (payload.Value, error) {

@@ -1,4 +1,4 @@
-// Package openai serves files and batches in the form of the OpenAI API, to its unchanged clients:
+// Package openai serves the OpenAI API to its unchanged clients. New serves files and batches:
 //
 //	POST   /v1/files                       a form with file, purpose=batch and expires_after
 //	GET    /v1/files?purpose=&limit=&after=&order=
@@ -10,8 +10,21 @@
 //	GET    /v1/batches/{id}
 //	POST   /v1/batches/{id}/cancel
 //
-// Errors are {"error": {"message", "type", "param", "code"}} with the code of a fault in lower
-// case. An upload is stored as it arrives. The handler is safe for concurrent use.
+// NewCalls serves requests to the models of a Config, each of which is a pipeline; docs/openai.md is
+// the manual of what stages get and give:
+//
+//	POST   /v1/chat/completions
+//	POST   /v1/completions
+//	POST   /v1/embeddings                  each text is a request of its own
+//	GET    /v1/models
+//	GET    /v1/models/{id}
+//
+// No member of a body is left out in silence: it is taken, becomes a parameter, or is refused by name.
+//
+// Errors are {"error": {"message", "type", "param", "code"}} with the reason of a fault in lower
+// case as the code, and model_not_found for UNKNOWN_MODEL. An upload is stored as it arrives. The
+// handlers are safe for concurrent use. Goroutines are started for streams and for lists of texts
+// only, and end with their call.
 package openai
 
 import (
@@ -99,18 +112,28 @@ func WriteError(w http.ResponseWriter, err error) {
 }
 
 func writeError(w http.ResponseWriter, f *fault.Fault, status int) {
-	kind, param := "invalid_request_error", any(nil)
+	transport.SetFaultHeaders(w.Header(), f)
+	if id := f.Metadata[transport.RequestIDKey]; id != "" {
+		w.Header().Set(headerRequestID, id)
+	}
+	transport.WriteJSON(w, status, errorBody(f, status))
+}
+
+// errorBody is the JSON of a failure.
+func errorBody(f *fault.Fault, status int) map[string]any {
+	kind, param, code := "invalid_request_error", any(nil), strings.ToLower(string(f.Reason))
 	switch {
 	case status == http.StatusTooManyRequests:
 		kind = "rate_limit_error"
 	case status >= http.StatusInternalServerError:
 		kind = "server_error"
+	case f.Reason == fault.UnknownModel:
+		code = "model_not_found"
 	}
 	if len(f.Violations) > 0 {
 		param = f.Violations[0].Field
 	}
-	transport.SetFaultHeaders(w.Header(), f)
-	transport.WriteJSON(w, status, map[string]any{"error": map[string]any{"message": f.Message, "type": kind, "param": param, "code": strings.ToLower(string(f.Reason))}})
+	return map[string]any{"error": map[string]any{"message": f.Message, "type": kind, "param": param, "code": code}}
 }
 
 // Bounds of the fields of a form beside the file.

@@ -88,7 +88,7 @@ func withCORS(next http.Handler, origins []string) http.Handler {
 			transport.HeaderTraceParent, transport.HeaderTraceState, transport.HeaderJSONLength, "Authorization", "If-None-Match", "Prefer",
 		}),
 		ExposedHeaders: slices.Concat(connectcors.ExposedHeaders(), []string{
-			transport.HeaderRequestID, transport.HeaderPartial, transport.HeaderActivating, transport.HeaderServerTiming, "Trailer-" + transport.HeaderServerTiming, transport.HeaderJSONLength, "Retry-After", "ETag", "Location", "Preference-Applied",
+			transport.HeaderRequestID, transport.HeaderPartial, transport.HeaderActivating, transport.HeaderServerTiming, "Trailer-" + transport.HeaderServerTiming, transport.HeaderJSONLength, "Retry-After", "ETag", "Location", "Preference-Applied", "X-Request-Id",
 		}),
 		MaxAge: int(preflightAge / time.Second),
 	}).Handler(next)

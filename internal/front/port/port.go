@@ -57,6 +57,8 @@ type PublicSettings struct {
 	Jobs *jobs.Service
 	// Batches keeps files and batches; nil serves none.
 	Batches *jobs.Service
+	// OpenAI are the models of the OpenAI API; none serve no calls.
+	OpenAI openai.Config
 	// Models are the pipelines to clients of the Open Inference Protocol; nil serves none.
 	Models oip.Models
 	// More are further RPC services.
@@ -92,6 +94,14 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 			p.Forms[path] = openai.WriteError
 		}
 	}
+	if len(s.OpenAI.Names()) > 0 {
+		calls := openai.NewCalls(s.Caller, s.OpenAI, s.Settings)
+		mux.Handle(openai.ModelsPath+"/", calls)
+		for _, path := range openai.CallPaths() {
+			mux.Handle(path, calls)
+			p.Forms[path] = openai.WriteError
+		}
+	}
 	if s.Models != nil {
 		tensors := oip.NewREST(s.Caller, s.Models, s.Settings)
 		mux.Handle(oip.Root, tensors)
@@ -109,7 +119,7 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 // withNames serves the paths with names of models. The mux would redirect names with "//" or "..".
 func withNames(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		for _, prefix := range []string{rest.PipelinesPrefix, oip.ModelsPrefix, oip.RepositoryPrefix} {
+		for _, prefix := range []string{rest.PipelinesPrefix, oip.ModelsPrefix, oip.RepositoryPrefix, openai.ModelsPath + "/"} {
 			if strings.HasPrefix(r.URL.Path, prefix) {
 				named, _ := mux.Handler(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: prefix}})
 				named.ServeHTTP(w, r)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/front/fronttest"
+	"github.com/stagemesh/stagemesh/internal/front/openai"
 	"github.com/stagemesh/stagemesh/internal/front/port"
 	"github.com/stagemesh/stagemesh/internal/jobs"
 	"github.com/stagemesh/stagemesh/internal/testbed"
@@ -21,7 +22,7 @@ func TestFrontsKeepTheirPromises(t *testing.T) {
 	batches := keptBatches(t)
 	with := func(start starter) fronttest.Server {
 		return func(t testing.TB, caller call.Caller, s transport.Settings, memory *transport.Memory) string {
-			return start(t, port.PublicSettings{Settings: s, Caller: caller, Batches: batches, Models: known{}, Port: port.Port{Memory: memory}})
+			return start(t, port.PublicSettings{Settings: s, Caller: caller, Batches: batches, OpenAI: openai.Config{Chat: map[string]string{"p": "p"}}, Models: known{}, Port: port.Port{Memory: memory}})
 		}
 	}
 	fronttest.CheckPromises(t, with(start), with(startGRPC))

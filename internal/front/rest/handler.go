@@ -159,7 +159,7 @@ func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline, 
 	if err := transport.CheckLength(r, int64(h.settings.MaxMessageBytes)); err != nil {
 		return nil, format{}, err
 	}
-	request, err := readOptions(r)
+	request, err := ReadOptions(r)
 	if err != nil {
 		return nil, format{}, err
 	}
@@ -168,8 +168,8 @@ func (h *handler) readRequest(w http.ResponseWriter, r *http.Request, pipeline, 
 	return request, f, err
 }
 
-// readOptions returns a request of what its headers and query say.
-func readOptions(r *http.Request) (*request.Request, error) {
+// ReadOptions returns a request of what its headers and query say.
+func ReadOptions(r *http.Request) (*request.Request, error) {
 	if err := transport.CheckEncoding(r); err != nil {
 		return nil, err
 	}

@@ -31,7 +31,7 @@ type jobLine struct {
 // submitLines stores a job for each line of the body, which are as the template. It answers with
 // a line for each: the job, or why there is none.
 func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, template *inferencev1.SubmitJobRequest, kind kind) error {
-	options, err := readOptions(r)
+	options, err := ReadOptions(r)
 	if err != nil {
 		return err
 	}

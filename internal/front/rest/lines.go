@@ -51,7 +51,7 @@ func (h *handler) inferMany(w http.ResponseWriter, r *http.Request, pipeline str
 		return err
 	}
 	r.URL.RawQuery = rest
-	template, err := readOptions(r)
+	template, err := ReadOptions(r)
 	if err != nil {
 		return err
 	}

@@ -75,6 +75,14 @@ func shout() *inproc.Runner {
 		})
 }
 
+// listen returns a runner that answers a chat with its messages.
+func listen() *inproc.Runner {
+	return inproc.Each(inproc.Settings{Spec: of(jsonPart("messages", `{"type": "array"}`), text("text"), "[]")},
+		func(_ context.Context, item runner.Item) ([]payload.Part, error) {
+			return []payload.Part{payload.OfBlob("text", "text/plain", item.Inputs[0].Blob.Data)}, nil
+		})
+}
+
 // spell returns a runner that answers letter by letter, until there is one that is a
 // digit.
 func spell() *inproc.Runner {
@@ -100,7 +108,7 @@ func spell() *inproc.Runner {
 	})
 }
 
-// mesh starts a mesh that knows digits, threads, shouting and spelling, and has a
+// mesh starts a mesh that knows digits, threads, shouting, spelling and listening, and has a
 // pipeline through a stage that nobody serves. The edits change its file first.
 func mesh(t *testing.T, edits ...func(*meshfile.File)) *stagemesh.Mesh {
 	t.Helper()
@@ -108,13 +116,15 @@ func mesh(t *testing.T, edits ...func(*meshfile.File)) *stagemesh.Mesh {
 	for _, edit := range edits {
 		edit(file)
 	}
+	file.OpenAI.Chat = map[string]string{"listen": "only-listen"}
+	file.OpenAI.Completions = map[string]string{"spell": "only-spell"}
 	m := meshtest.FromFile(t, file, stagemesh.FileSettings{})
-	for name, r := range map[pipeline.StageName]runner.Runner{"threads": threads(), "shout": shout(), "spell": spell()} {
+	for name, r := range map[pipeline.StageName]runner.Runner{"threads": threads(), "shout": shout(), "spell": spell(), "listen": listen()} {
 		if err := m.AddStage(stagemesh.Stage{Name: name, Runner: r}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, stage := range []pipeline.StageName{"threads", "shout", "spell", "nobody", "classify"} {
+	for _, stage := range []pipeline.StageName{"threads", "shout", "spell", "listen", "nobody", "classify"} {
 		p := pipeline.OfStage(stage)
 		p.Name = pipeline.Name("only-" + stage)
 		p.Steps[0].Parameters = payload.Parameters{"temperature": payload.Double(0.5)}
