@@ -109,9 +109,11 @@ RELEASE_PYTHON := $(call env_dir,release-python,$(PYTHON),tools/release/requirem
 CLIENTS_PYTHON := $(call env_dir,clients-python,$(PYTHON),$(CLIENTS)/python/requirements.txt)
 PEER_PYTHON     = $(call env_dir,peer-$(1),$(PYTHON),bench/peers/$(1).txt)
 CLIENTS_NODE   := $(call env_dir,clients-node,node,$(CLIENTS)/node/package-lock.json)
+# What compiles sdk/typescript, with its dependencies.
+TYPESCRIPT_NODE := $(call env_dir,typescript-node,node,sdk/typescript/package-lock.json)
 
 # buf finds the code generators on the PATH.
-buf           = PATH="$(BUF_BIN):$$PATH" buf
+buf           = PATH="$(BUF_BIN):$(TYPESCRIPT_NODE)/node_modules/.bin:$$PATH" buf
 golangci_lint = $(LINT_BIN)/golangci-lint
 
 # The stamp is written last: an interrupted build is continued, not trusted.
@@ -158,13 +160,24 @@ $(eval $(call python_rule,$(CLIENTS_PYTHON),$(CLIENTS)/python/requirements.txt,1
 $(foreach peer,$(PEERS) ocr,$(eval $(call python_rule,$(call PEER_PYTHON,$(peer)),bench/peers/$(peer).txt,10)))
 
 # npm looks into the lock file alone, and runs nothing of what it installs.
-$(CLIENTS_NODE)/.built:
-	@echo "== $(CLIENTS)/node: install (kept in $(@D))" >&2
+# $(1): the folder, $(2): where the package file and its lock are.
+define node_rule
+$(1)/.built:
+	@echo "== $(2): install (kept in $$(@D))" >&2
 	@command -v node >/dev/null && command -v npm >/dev/null \
 	  || { echo "Node with npm is missing (Debian: apt-get install nodejs npm)" >&2; exit 1; }
-	@mkdir -p $(@D) && cp $(CLIENTS)/node/package.json $(CLIENTS)/node/package-lock.json $(@D)
-	@cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null
-	@touch $@
+	@mkdir -p $$(@D) && cp $(2)/package.json $(2)/package-lock.json $$(@D)
+	@cd $$(@D) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null
+	@touch $$@
+endef
+$(eval $(call node_rule,$(CLIENTS_NODE),$(CLIENTS)/node))
+$(eval $(call node_rule,$(TYPESCRIPT_NODE),sdk/typescript))
+
+# Compiles sdk/typescript into the folder $(1). The compiler looks for node_modules beside a copy of the sources.
+compile_typescript = copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
+  cp -r sdk/typescript/src sdk/typescript/tsconfig.json sdk/typescript/package.json "$$copy"; \
+  ln -s $(TYPESCRIPT_NODE)/node_modules "$$copy/node_modules"; \
+  node $(TYPESCRIPT_NODE)/node_modules/typescript/bin/tsc --project "$$copy" --outDir $(1)
 
 # --- Every day ------------------------------------------------------------
 
@@ -208,8 +221,15 @@ format: $(LINT_BIN)/.built $(BUF_BIN)/.built ## Format the Go code and the proto
 	@$(buf) format --write
 
 .PHONY: generate
-generate: $(BUF_BIN)/.built ## Regenerate proto/gen from the protobuf files
+generate: $(BUF_BIN)/.built $(TYPESCRIPT_NODE)/.built ## Regenerate proto/gen and the code of sdk/typescript from the protobuf files
 	@$(buf) generate
+	@$(buf) generate --template sdk/typescript/buf.gen.yaml
+	@$(MAKE) --no-print-directory typescript
+
+.PHONY: typescript
+typescript: $(TYPESCRIPT_NODE)/.built ## Compile sdk/typescript into its dist, which is committed
+	@rm -rf sdk/typescript/dist
+	@$(call compile_typescript,$(CURDIR)/sdk/typescript/dist)
 
 .PHONY: docs-viewer
 docs-viewer: ## Fetch the viewer of the page /docs again, or its VERSION, and write its lock (needs npm)
@@ -309,6 +329,10 @@ docker-tools: $(DOCKER_BIN)/.built ## Build Compose and buildx for tests and pri
 clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Install the clients of other servers for tests and print where they are
 	@printf '%s\n' $(CLIENTS_PYTHON)/bin/python $(CLIENTS_NODE)/node_modules $(GRPCURL_BIN)/grpcurl $(H2SPEC_BIN)/h2spec
 
+.PHONY: typescript-node
+typescript-node: $(TYPESCRIPT_NODE)/.built ## Install the dependencies of sdk/typescript and print their folder
+	@echo $(TYPESCRIPT_NODE)/node_modules
+
 .PHONY: onnxruntime
 onnxruntime: $(ONNX_PYTHON)/.built ## Install onnxruntime for tests and print the path of its Python
 	@echo $(ONNX_PYTHON)/bin/python
@@ -367,7 +391,7 @@ test-workers: ## Kill, freeze and mislead the worker processes of a mesh while r
 	@go test -vet=off -count=1 $(WORKERS)
 
 .PHONY: test-clients
-test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Ask a mesh with clients of other servers: tritonclient, Node, grpcurl, h2spec, schemathesis, curl; load models on MLServer
+test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(TYPESCRIPT_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Ask a mesh with clients of other servers: tritonclient, Node, grpcurl, h2spec, schemathesis, curl; load models on MLServer
 	@echo "== test with other servers' clients"
 	@go test -vet=off -count=1 $(CLIENTS)
 
@@ -470,11 +494,16 @@ python-bench: ## Measure what sdk/python costs a batch, against a raw socket (ne
 # Generates into an empty folder, so files that git does not track, or that no
 # protobuf file stands behind any more, are differences too.
 .PHONY: check-generated
-check-generated: $(BUF_BIN)/.built ## Check that proto/gen is what the protobuf files generate
+check-generated: $(BUF_BIN)/.built $(TYPESCRIPT_NODE)/.built ## Check that proto/gen and the code of sdk/typescript are what the protobuf files and sources generate
 	@echo "== check-generated"
 	@out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
 	  $(buf) generate --output "$$out"; \
-	  diff -r proto/gen "$$out/proto/gen" || { echo "proto/gen is out of date: make generate"; exit 1; }
+	  $(buf) generate --template sdk/typescript/buf.gen.yaml --output "$$out"; \
+	  for folder in proto/gen sdk/typescript/src/gen; do \
+	    diff -r $$folder "$$out/$$folder" || { echo "$$folder is out of date: make generate"; exit 1; }; \
+	  done
+	@out=$$(mktemp -d); $(call compile_typescript,"$$out"); \
+	  diff -r sdk/typescript/dist "$$out" || { echo "sdk/typescript/dist is out of date: make typescript"; exit 1; }; rm -r "$$out"
 
 .PHONY: audit
 audit: $(AUDIT_BIN)/.built ## Report known vulnerabilities of what is linked; needs their database on the network, so it is no part of test

@@ -41,7 +41,7 @@ gateway: {listen: %q, cert_file: %q, key_file: %q, token_file: %q, admin: {liste
 stages: {echo: {runner: {echo: {}}}}
 pipelines: {echo: {steps: [{name: e, stage: echo}]}}
 jobs:
-  pools: {main: {target: {pipelines: [echo]}}}
+  pools: {main: {target: {pipelines: [echo, words, slow]}}}
   queues: {nightly: {}}
 `, listen, cert, key, testbed.SecretFile(t, "sesame")), "", runners.All()...)
 	if err != nil {
@@ -73,19 +73,68 @@ jobs:
 	return m
 }
 
+// secureMesh is a mesh of newSecureMesh, which ends with its test.
+type secureMesh struct {
+	*stagemesh.Mesh
+
+	// listen is its address, host:port, and authority the file with the certificate that it is trusted by.
+	listen, authority, cert, key string
+}
+
+func startSecureMesh(t *testing.T) *secureMesh {
+	t.Helper()
+	authority := testbed.NewAuthority(t)
+	out := &secureMesh{listen: fmt.Sprintf("127.0.0.1:%d", testbed.FreePort(t)), authority: authority.File}
+	out.cert, out.key = authority.Certificate("127.0.0.1")
+	out.Mesh = newSecureMesh(t, out.listen, out.cert, out.key)
+	if err := out.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { meshtest.Stop(t, out.Mesh) })
+	return out
+}
+
+// run runs a test of a client and returns what it says. Where it prints the line "restart", the mesh
+// restarts, and a line tells it so.
+func (m *secureMesh) run(t *testing.T, cmd *exec.Cmd) (said string, err error) {
+	t.Helper()
+	var complaints, lines strings.Builder
+	cmd.Stderr = &complaints
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for scanner := bufio.NewScanner(out); scanner.Scan(); {
+		if scanner.Text() != "restart" {
+			lines.WriteString(scanner.Text() + "\n")
+			continue
+		}
+		meshtest.Stop(t, m.Mesh)
+		m.Mesh = newSecureMesh(t, m.listen, m.cert, m.key)
+		if err := m.Start(t.Context()); err != nil {
+			t.Error(err)
+			break
+		}
+		if _, err := fmt.Fprintln(in, "restarted"); err != nil {
+			t.Error(err)
+		}
+	}
+	err = cmd.Wait()
+	return lines.String() + complaints.String(), err
+}
+
 // Python's client keeps its promises with a real gateway, over TLS and with a token, also while that
 // gateway restarts; and it knows each reason as the front sends it.
 func TestClientOfThePythonSDKKeepsItsPromises(t *testing.T) {
 	t.Parallel()
-	authority := testbed.NewAuthority(t)
-	cert, key := authority.Certificate("127.0.0.1")
-	listen := fmt.Sprintf("127.0.0.1:%d", testbed.FreePort(t))
-	m := newSecureMesh(t, listen, cert, key)
-	if err := m.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { meshtest.Stop(t, m) }()
-
+	mesh := startSecureMesh(t)
 	faults := httptest.NewServer(rest.New(&fronttest.Caller{Answer: func(_ context.Context, r *request.Request) (*request.Response, error) {
 		return nil, fronttest.Fault(fault.Reason(r.Pipeline))
 	}}, nil, transport.Settings{}))
@@ -101,42 +150,10 @@ func TestClientOfThePythonSDKKeepsItsPromises(t *testing.T) {
 	}
 	cmd := exec.CommandContext(t.Context(), "python3", "-B", "-W", "error::ResourceWarning", "-m", "unittest", "--verbose", "test_mesh")
 	cmd.Dir = "python"
-	cmd.Env = append(os.Environ(), "PYTHONPATH="+folder, "MESH=https://"+listen, "MESH_CA="+authority.File, "MESH_TOKEN=sesame",
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+folder, "MESH=https://"+mesh.listen, "MESH_CA="+mesh.authority, "MESH_TOKEN=sesame",
 		"MESH_FAULTS="+faults.URL, "MESH_REASONS="+strings.Join(reasons, " "))
-	said, err := os.Create(filepath.Join(t.TempDir(), "said"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer said.Close()
-	cmd.Stderr = said
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	for lines := bufio.NewScanner(out); lines.Scan(); {
-		if lines.Text() != "restart" {
-			continue
-		}
-		meshtest.Stop(t, m)
-		m = newSecureMesh(t, listen, cert, key)
-		if err := m.Start(t.Context()); err != nil {
-			t.Error(err)
-			break
-		}
-		if _, err := fmt.Fprintln(in, "restarted"); err != nil {
-			t.Error(err)
-		}
-	}
-	err = cmd.Wait()
-	text := read(t, said.Name())
-	if err != nil || !strings.Contains(text, "\nOK\n") || slices.Contains(strings.Fields(text), "skipped") {
-		t.Errorf("%v\n%s", err, text)
+	said, err := mesh.run(t, cmd)
+	if err != nil || !strings.Contains(said, "\nOK\n") || slices.Contains(strings.Fields(said), "skipped") {
+		t.Errorf("%v\n%s", err, said)
 	}
 }

@@ -1,0 +1,292 @@
+// Mesh: the calls of a mesh.
+
+import { type Client, createClient, type Transport } from "@connectrpc/connect";
+import { createConnectTransport } from "@connectrpc/connect-web";
+import * as calls from "./calls.js";
+import { attempt, durationOf, firstKey, link, type Options, type Settled, SLACK_MS, WAIT_MS } from "./calls.js";
+import { Fault, InvalidAnswer, NotFound } from "./faults.js";
+import {
+  InferenceService,
+  type InferRequest,
+  type InferStreamResponse,
+} from "./gen/stagemesh/inference/v1/inference_pb.js";
+import { JobService } from "./gen/stagemesh/inference/v1/job_pb.js";
+import { Jobs } from "./jobs.js";
+import { Answer, Chunk, type Inputs, type Outputs } from "./values.js";
+import { faultOf } from "./errors.js";
+
+/** How a mesh is reached, and the options of its calls. */
+export interface MeshSettings extends Options {
+  /** Of the gateway's token file. */
+  readonly token?: string | undefined;
+  /** Used instead of the platform's. */
+  readonly fetch?: typeof globalThis.fetch | undefined;
+  /** Used instead of fetch, such as that of @connectrpc/connect-node; it has the URL. */
+  readonly transport?: Transport | undefined;
+}
+
+/** A request: by its ID, or by its pipeline and idempotency key. */
+export type RequestRef = { readonly requestId: string } | { readonly pipeline: string; readonly key: string };
+
+/** What became of one item of inferMany, the numberth from 0: its answer, or its fault. */
+export type Outcome<O extends Outputs = Outputs> =
+  | { readonly number: number; readonly answer: Answer<O>; readonly fault?: undefined }
+  | { readonly number: number; readonly answer?: undefined; readonly fault: Fault };
+
+/** A request that runs in the background; the key names it from the start, if it is durable or has one. */
+export interface Pending<O extends Outputs = Outputs> {
+  readonly pipeline: string;
+  readonly key: string;
+  /** Returns the answer once it is there; throws the fault. */
+  result(): Promise<Answer<O>>;
+  /** Cancels the request; result then throws Cancelled, if it is not done. */
+  cancel(): Promise<void>;
+}
+
+/**
+ * A mesh behind the URL of a gateway.
+ *
+ *     const mesh = new Mesh("http://127.0.0.1:8080");
+ *     const answer = await mesh.infer("digits", { image: png });
+ *
+ * All failures are Faults. Options of a call win over those of the mesh; headers are added to them.
+ */
+export class Mesh {
+  readonly url: string;
+  readonly options: Settled;
+  private readonly inference: Client<typeof InferenceService>;
+  /** The jobs of the mesh. */
+  readonly jobs: Jobs;
+
+  constructor(url: string, settings: MeshSettings = {}) {
+    const { token, fetch = globalThis.fetch, transport, ...options } = settings;
+    const { protocol, origin, pathname, username, search } = new URL(url);
+    if (!/^https?:$/.test(protocol) || username !== "" || search !== "") {
+      throw new TypeError(`url: expected http:// or https:// and a host, got ${protocol}//...`);
+    }
+    if (!/^[\x20-\x7e]*$/.test(token ?? "")) {
+      throw new TypeError("token: it has characters that no token has; is there a line end in it?");
+    }
+    this.url = origin + pathname.replace(/\/+$/, "");
+    const authorization = token === undefined ? {} : { authorization: `Bearer ${token.trim()}` };
+    this.options = calls.settle({ headers: authorization }, options);
+    const used = transport ?? createConnectTransport({ baseUrl: this.url, useBinaryFormat: true, fetch });
+    this.inference = createClient(InferenceService, used);
+    this.jobs = new Jobs(createClient(JobService, used), this.options);
+  }
+
+  /** Returns the same mesh with other options. */
+  withOptions(options: Options): Mesh {
+    const settled = this.settle(options);
+    const changes = { options: settled, jobs: this.jobs.withOptions(settled) };
+    return Object.assign(Object.create(Mesh.prototype) as Mesh, this, changes);
+  }
+
+  private settle(options?: Options): Settled {
+    return calls.settle(this.options, options);
+  }
+
+  /** Runs a request and returns its answer; a pipeline may also be stage:NAME or model:NAME. */
+  async infer<O extends Outputs = Outputs>(pipeline: string, inputs: Inputs, options?: Options): Promise<Answer<O>> {
+    const settled = this.settle(options);
+    return this.run(pipeline, inputs, settled, firstKey(settled));
+  }
+
+  private async run<O extends Outputs>(pipeline: string, inputs: Inputs, o: Settled, key: string): Promise<Answer<O>> {
+    const request = await calls.encodeRequest(pipeline, inputs, o);
+    const send = (one: calls.Try) => this.inference.infer(timed(request, one), one);
+    return new Answer<O>(await attempt(o, send, { key, mayKey: true }), pipeline);
+  }
+
+  /** Runs a request whose answer comes in chunks. It begins with the first; leaving the loop early ends the request. */
+  stream<O extends Outputs = Outputs>(pipeline: string, inputs: Inputs, options?: Options): Stream<O> {
+    const settled = this.settle(options);
+    return new Stream<O>(pipeline, settled.signal, async (signal) => {
+      const request = await calls.encodeRequest(pipeline, inputs, settled);
+      const send = async (one: calls.Try): Promise<Begun> => {
+        const messages = this.inference.inferStream(timed(request, one), one)[Symbol.asyncIterator]();
+        return { first: await messages.next(), messages };
+      };
+      return attempt({ ...settled, signal }, send, { key: firstKey(settled) });
+    });
+  }
+
+  /** Runs a request in the background. */
+  start<O extends Outputs = Outputs>(pipeline: string, inputs: Inputs, options?: Options): Pending<O> {
+    const settled = this.settle(options);
+    const { abort, unlink } = link(settled.signal);
+    const key = firstKey(settled);
+    const answer = this.run<O>(pipeline, inputs, { ...settled, signal: abort.signal }, key).finally(unlink);
+    answer.catch(() => {}); // nobody may ask for it
+    const cancel = async (): Promise<void> => {
+      abort.abort();
+      await (key && this.cancel({ pipeline, key }, { headers: settled.headers }));
+    };
+    return { pipeline, key, result: () => answer, cancel };
+  }
+
+  /**
+   * Runs a request for each item, and yields their outcomes: in their order, or as they are ready. At most inFlight
+   * items are read ahead of the outcomes that were taken.
+   */
+  async *inferMany<O extends Outputs = Outputs>(
+    pipeline: string,
+    items: Iterable<Inputs> | AsyncIterable<Inputs>,
+    { inFlight = 64, ordered = true, ...options }: Options & { inFlight?: number; ordered?: boolean } = {},
+  ): AsyncGenerator<Outcome<O>, void, undefined> {
+    const { abort, unlink } = link(this.settle(options).signal);
+    const settled = this.settle({ ...options, idempotencyKey: "", signal: abort.signal });
+    const done = new Map<number, Outcome<O>>();
+    let [begun, taken, hasEnded] = [0, 0, false];
+    let failure = undefined as { error: unknown } | undefined; // of the items, or a defect
+    const waiting: (() => void)[] = [];
+    const change = (): Promise<void> => new Promise((resolve) => waiting.push(resolve));
+    const wake = (): void => waiting.splice(0).forEach((resolve) => resolve());
+    const run = async (number: number, inputs: Inputs): Promise<void> => {
+      try {
+        done.set(number, { number, answer: await this.run<O>(pipeline, inputs, settled, firstKey(settled)) });
+      } catch (error) {
+        failure ??= error instanceof Fault ? undefined : { error };
+        done.set(number, { number, fault: error as Fault });
+      }
+      wake();
+    };
+    const feed = async (): Promise<void> => {
+      for await (const inputs of items) {
+        if (abort.signal.aborted) {
+          return;
+        }
+        void run(begun++, inputs);
+        while (begun - taken >= inFlight && !abort.signal.aborted) {
+          await change();
+        }
+      }
+    };
+    const end = (error?: unknown): void => {
+      failure ??= error === undefined ? undefined : { error };
+      hasEnded = true;
+      wake();
+    };
+    feed().then(end, end);
+    try {
+      while (failure === undefined && !(hasEnded && taken === begun)) {
+        const outcome = done.get(ordered ? taken : (done.keys().next().value ?? -1));
+        if (outcome === undefined) {
+          await change();
+        } else {
+          done.delete(outcome.number);
+          taken++;
+          wake();
+          yield outcome;
+        }
+      }
+      if (failure !== undefined) {
+        throw failure.error;
+      }
+    } finally {
+      abort.abort();
+      wake();
+      unlink();
+      while (taken + done.size < begun) {
+        await change();
+      }
+    }
+  }
+
+  /** Returns the stored answer of a durable request, or of one with a key; waits so long for it. */
+  async result<O extends Outputs = Outputs>(request: RequestRef, options: calls.Waiting = {}): Promise<Answer<O>> {
+    const end = performance.now() + (options.waitMs ?? 0);
+    for (;;) {
+      const leftMs = Math.max(0, end - performance.now());
+      const piece = Math.min(leftMs, WAIT_MS);
+      try {
+        const message = { ...named(request), wait: durationOf(piece) };
+        const settled = this.settle({ ...options, timeoutMs: piece + SLACK_MS });
+        const { result } = await attempt(settled, (one) => this.inference.getResult(message, one));
+        if (result === undefined) {
+          throw new InvalidAnswer("the answer has no result");
+        }
+        return new Answer<O>(result, "key" in request ? request.pipeline : "");
+      } catch (fault) {
+        if (!(fault instanceof NotFound) || leftMs <= WAIT_MS) {
+          throw fault;
+        }
+      }
+    }
+  }
+
+  /** Cancels a request. */
+  async cancel(request: RequestRef, options?: Options): Promise<void> {
+    await attempt(this.settle(options), (one) => this.inference.cancel(named(request), one));
+  }
+}
+
+function named(request: RequestRef): { requestId: string } | { pipeline: string; idempotencyKey: string } {
+  return "key" in request ? { pipeline: request.pipeline, idempotencyKey: request.key } : request;
+}
+
+/** Returns the request of a try. */
+function timed(request: InferRequest, { leftMs, key }: calls.Try): InferRequest {
+  const out = { ...request, idempotencyKey: key };
+  return leftMs === Infinity ? out : { ...out, timeout: durationOf(leftMs) };
+}
+
+interface Begun {
+  readonly first: IteratorResult<InferStreamResponse>;
+  readonly messages: AsyncIterator<InferStreamResponse>;
+}
+
+/** The chunks of an answer as they arrive, for one loop. */
+export class Stream<O extends Outputs = Outputs> implements AsyncIterable<Chunk<O>> {
+  private whole: Answer<O> | undefined;
+  private hasBegun = false;
+  private readonly own = new AbortController();
+
+  /** Mesh.stream makes it. */
+  constructor(
+    private readonly pipeline: string,
+    private readonly signal: AbortSignal | undefined,
+    private readonly begin: (signal: AbortSignal) => Promise<Begun>,
+  ) {}
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<Chunk<O>, void, undefined> {
+    if (this.hasBegun) {
+      throw new Error("a stream is read once");
+    }
+    this.hasBegun = true;
+    const { own } = this;
+    const { unlink } = link(this.signal, own);
+    try {
+      const { first, messages } = await this.begin(own.signal);
+      for (let next = first; next.done !== true; next = await messages.next()) {
+        const { message, requestId, seq } = next.value;
+        if (message.case === "chunk") {
+          yield new Chunk<O>(message.value.outputs, requestId, Number(seq));
+        } else if (message.case === "final") {
+          this.whole = new Answer<O>(message.value, this.pipeline);
+        }
+      }
+    } catch (error) {
+      throw faultOf(error, own.signal);
+    } finally {
+      own.abort();
+      unlink();
+    }
+    if (this.whole === undefined) {
+      throw new InvalidAnswer("the stream ended without an answer");
+    }
+  }
+
+  /** The whole answer, once the loop over the chunks has ended; throws before. */
+  get answer(): Answer<O> {
+    if (this.whole === undefined) {
+      throw new Error("the stream has not ended; its answer comes after the last chunk");
+    }
+    return this.whole;
+  }
+
+  /** Ends the stream, and its request, unless that is durable or has a key. */
+  close(): void {
+    this.own.abort();
+  }
+}
