@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -147,6 +148,7 @@ func docs(file *meshfile.File, m *stagemesh.Mesh) string {
 type gatewayFlags struct {
 	stagemesh.JoinFlags
 	listen, admin string
+	drainDelay    time.Duration
 }
 
 func newGateway() *cobra.Command {
@@ -169,6 +171,7 @@ func newGateway() *cobra.Command {
 	f.Add(cmd)
 	cmd.Flags().StringVar(&f.listen, "listen", "", "the address for callers, instead of gateway.listen; port 0 picks a free one")
 	cmd.Flags().StringVar(&f.admin, "admin", "", "the address for operators, instead of gateway.admin.listen")
+	cmd.Flags().DurationVar(&f.drainDelay, "drain-delay", 0, "how long a stopping gateway serves on, instead of gateway.drain_delay")
 	return cmd
 }
 
@@ -184,10 +187,11 @@ func (f gatewayFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	if err := admin.Validate(); err != nil && f.admin != "" {
 		return fmt.Errorf("--admin: %w", err)
 	}
-	if err := errors.Join(config.Address("--listen", f.listen), file.ValidatePart(nil)); err != nil {
+	if err := errors.Join(config.Address("--listen", f.listen), config.NotNegative("--drain-delay", f.drainDelay), file.ValidatePart(nil)); err != nil {
 		return err
 	}
 	file.Gateway.Listen, file.Gateway.Admin.Listen = cmp.Or(f.listen, file.Gateway.Listen), cmp.Or(f.admin, file.Gateway.Admin.Listen)
+	file.Gateway.DrainDelay = cmp.Or(f.drainDelay, file.Gateway.DrainDelay)
 	p.Stages = []string{}
 	p.Ready = func(m *stagemesh.Mesh, operations net.Addr) error {
 		_, err := fmt.Fprintf(cmd.OutOrStdout(), "gateway of mesh %s is ready on %s (admin: %s, operations: http://%s)\n", file.Mesh, m.URL(), m.AdminURL(), operations)

@@ -68,7 +68,7 @@ app.kubernetes.io/component: {{ .part }}
 {{- $image := mergeOverwrite (deepCopy $root.Values.image) (deepCopy $s.image) -}}
 {{- $drain := include "stagemesh.seconds" (.drain | default "30s") | int -}}
 {{- if le (int $s.terminationGracePeriodSeconds) $drain -}}
-{{- fail (printf "%s.terminationGracePeriodSeconds is %d, and drain_timeout of the mesh file takes %d s: give more" .where (int $s.terminationGracePeriodSeconds) $drain) -}}
+{{- fail (printf "%s.terminationGracePeriodSeconds is %d, and a drain takes up to %d s by the mesh file: give more" .where (int $s.terminationGracePeriodSeconds) $drain) -}}
 {{- end -}}
 apiVersion: apps/v1
 kind: Deployment
