@@ -254,7 +254,7 @@ type tokenHolders struct{ credentials.Tokens }
 
 // Check implements server.Authentication.
 func (t tokenHolders) Check(c server.ClientAuthentication) bool {
-	_, ok := t.Tenant(c.GetOpts().Token)
+	_, ok := t.Holder(c.GetOpts().Token)
 	return ok
 }
 

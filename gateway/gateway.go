@@ -26,6 +26,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/config"
+	"github.com/stagemesh/stagemesh/internal/credentials"
 	"github.com/stagemesh/stagemesh/internal/front/oip"
 	"github.com/stagemesh/stagemesh/internal/front/rest"
 	"github.com/stagemesh/stagemesh/internal/jobs"
@@ -136,12 +137,12 @@ func (g *Gateway) ReadFiles() (err error) {
 		return nil
 	}
 	if g.settings.Listen != "" || g.settings.GRPCListen != "" {
-		if g.public, err = g.settings.Access.read(g.log); err != nil {
+		if g.public, err = g.settings.Access.read(g.log, credentials.ReadTokens); err != nil {
 			return config.InSection(publicKey, err)
 		}
 	}
 	if g.settings.Admin.Listen != "" {
-		if g.operators, err = g.settings.Admin.read(g.log); err != nil {
+		if g.operators, err = g.settings.Admin.read(g.log, credentials.ReadOperatorTokens); err != nil {
 			return config.InSection(adminKey, err)
 		}
 	}

@@ -62,14 +62,15 @@ type secrets struct {
 	tokens credentials.Tokens
 }
 
-func (a Access) read(log *slog.Logger) (s secrets, err error) {
+// read reads the files of a port, its tokens by readTokens.
+func (a Access) read(log *slog.Logger, readTokens func(path string, log *slog.Logger) (credentials.Tokens, error)) (s secrets, err error) {
 	if s.tls, err = a.pair().Server("", log); err != nil {
 		return secrets{}, err
 	}
 	if a.TokenFile == "" {
 		return s, nil
 	}
-	if s.tokens, err = credentials.ReadTokens(a.TokenFile, log); err != nil {
+	if s.tokens, err = readTokens(a.TokenFile, log); err != nil {
 		return secrets{}, fmt.Errorf("token_file: %w", err)
 	}
 	return s, nil
@@ -149,7 +150,7 @@ func (g *Gateway) adminServer() (*server, error) {
 
 func (g *Gateway) adminSettings() adminapi.Settings {
 	s := adminapi.Settings{
-		DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
+		Mesh: g.settings.Call.Mesh, DeadLetters: store.NewDeadLetters(g.bus, store.Settings{}), Health: g.Ready, Logger: g.log,
 		Pipelines: g.pipelines, Models: g.registry, Placer: g.placer, Traffic: g.service, Jobs: g.jobs, Stopping: g.stopping,
 		Membership: g.members, Metrics: g.bus.ListMetrics, Store: g.service.StoreFault,
 		Memory: transport.NewMemory(budget.NewPool(budget.Settings{Limit: maxAdminMemory, Name: "bytes of operators' requests", Key: "docs/security.md", Shared: !g.operators.tokens.IsEmpty()})),

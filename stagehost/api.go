@@ -175,8 +175,8 @@ func (h *Host) checkCaller(head transport.Head) (transport.Caller, error) {
 		return transport.Caller{}, nil
 	}
 	if token, isBearer := auth.BearerToken(head.Header("authorization")); isBearer {
-		if tenant, isKnown := c.tokens.Tenant(token); isKnown {
-			return transport.Caller{Tenant: tenant}, nil
+		if holder, isKnown := c.tokens.Holder(token); isKnown {
+			return transport.Caller{Tenant: holder.Tenant}, nil
 		}
 	}
 	return transport.Caller{}, fault.New(fault.Unauthenticated, `this port needs a token of the stage's token_file, as "Authorization: Bearer TOKEN", or a certificate by its client_ca_file`)

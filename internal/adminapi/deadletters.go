@@ -49,6 +49,11 @@ func (h *handler) getDeadLetter(ctx context.Context, in *adminv1.GetDeadLetterRe
 	if in.GetMessageBytes() > maxRaw {
 		return nil, fault.InField(fault.InvalidRequest, "message_bytes", "%d, at most %d are allowed", in.GetMessageBytes(), maxRaw)
 	}
+	if in.GetMessageBytes() > 0 {
+		if err := refuseReader(ctx, "see payloads"); err != nil {
+			return nil, err
+		}
+	}
 	dead, err := h.DeadLetters.Get(ctx, in.GetSeq())
 	if err != nil {
 		return nil, deadLetterFault(err, in.GetSeq())

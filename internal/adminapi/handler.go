@@ -5,9 +5,11 @@
 //	handler := adminapi.Handler(adminapi.Settings{DeadLetters: store, Health: health, Tokens: tokens})
 //	server := port.NewServer(handler, logger)
 //
-// A page shows models and their hosts; its scripts call these services.
+// Two pages show the mesh as it runs, and models with their hosts; their scripts call these
+// services.
 //
-// With Tokens every call needs one. Without any the port is for this machine alone: callers
+// With Tokens every call needs one, and a token with the role read may call what changes nothing
+// and shows no payload. Without any the port is for this machine alone: callers
 // have to name it by a loopback address, which stops pages whose own name resolves to
 // 127.0.0.1. Pages of other origins may
 // never call.
@@ -53,6 +55,7 @@ var _ DeadLetters = (*store.DeadLetters)(nil)
 
 // Settings configure Handler.
 type Settings struct {
+	Mesh        pipeline.MeshName
 	DeadLetters DeadLetters
 	// Jobs may be nil, and then there are no calls about jobs.
 	Jobs *jobs.Service
@@ -92,7 +95,11 @@ const (
 )
 
 // handler implements the services of the port.
-type handler struct{ Settings }
+type handler struct {
+	Settings
+
+	figures sharedFigures
+}
 
 func newHandler(s Settings) *handler {
 	if s.Logger == nil {
@@ -101,36 +108,38 @@ func newHandler(s Settings) *handler {
 	if s.Stopping == nil {
 		s.Stopping = context.Background()
 	}
-	return &handler{s}
+	return &handler{Settings: s, figures: sharedFigures{turn: make(chan struct{}, 1)}}
 }
 
 // Handler returns the handler of everything on the admin port.
 func Handler(s Settings) http.Handler {
 	h, mux := newHandler(s), http.NewServeMux()
 	dead := h.mount(mux, adminv1.File_stagemesh_admin_v1_deadletter_proto, "dead letters", maxMessageBytes)
-	unary(dead, "ListDeadLetters", h.listDeadLetters)
-	unary(dead, "GetDeadLetter", h.getDeadLetter)
+	query(dead, "ListDeadLetters", h.listDeadLetters)
+	query(dead, "GetDeadLetter", h.getDeadLetter)
 	unary(dead, "ReplayDeadLetter", h.replayDeadLetter)
 	unary(dead, "DeleteDeadLetter", h.deleteDeadLetter)
 	queues := h.mount(mux, adminv1.File_stagemesh_admin_v1_job_proto, "jobs", maxMessageBytes)
 	if s.Jobs != nil {
-		unary(queues, "ListGates", s.Jobs.ListGates)
-		unary(queues, "ListQueues", s.Jobs.ListQueues)
+		query(queues, "ListGates", s.Jobs.ListGates)
+		query(queues, "ListQueues", s.Jobs.ListQueues)
 		unary(queues, "PauseQueue", s.Jobs.PauseQueue)
 		unary(queues, "ResumeQueue", s.Jobs.ResumeQueue)
 	}
 	mesh := h.mount(mux, adminv1.File_stagemesh_admin_v1_mesh_proto, "the mesh", maxMessageBytes)
-	unary(mesh, "ListHosts", h.listHosts)
-	unary(mesh, "ListStages", h.listStages)
-	unary(mesh, "ListRequests", h.listRequests)
-	unary(mesh, "ListMetrics", h.listMetrics)
-	unary(mesh, "ExplainRequest", h.explainRequest)
+	query(mesh, "ListHosts", h.listHosts)
+	query(mesh, "ListStages", h.listStages)
+	query(mesh, "ListRequests", h.listRequests)
+	query(mesh, "ListMetrics", h.listMetrics)
+	query(mesh, "ExplainRequest", h.explainRequest)
+	query(mesh, "ListEndedRequests", h.listEndedRequests)
+	watch(mesh, "WatchFigures", func() <-chan struct{} { return nil }, h.currentFigures)
 	watch(mesh, "WatchHosts", h.membershipChanged, h.currentHosts)
 	watch(mesh, "WatchStages", h.membershipChanged, h.currentStages)
 	routes := h.mount(mux, adminv1.File_stagemesh_admin_v1_pipeline_proto, "pipelines", maxPipelinesBytes)
-	unary(routes, "ListPipelines", h.listPipelines)
-	unary(routes, "GetPipeline", h.getPipeline)
-	unary(routes, "PlanPipelines", h.planPipelines)
+	query(routes, "ListPipelines", h.listPipelines)
+	query(routes, "GetPipeline", h.getPipeline)
+	query(routes, "PlanPipelines", h.planPipelines)
 	unary(routes, "ApplyPipeline", h.applyPipeline)
 	unary(routes, "DeletePipeline", h.deletePipeline)
 	watch(routes, "WatchPipelines", s.Pipelines.Changed, h.currentPipelines)
@@ -157,13 +166,13 @@ func (h *handler) modelService() *service {
 	unary(loadable, "UnregisterModel", h.unregisterModel)
 	unary(loadable, "EnsureLoaded", h.ensureLoaded)
 	unary(loadable, "EvictModel", h.evictModel)
-	unary(loadable, "GetModel", h.getModel)
-	unary(loadable, "ListModels", h.listModels)
+	query(loadable, "GetModel", h.getModel)
+	query(loadable, "ListModels", h.listModels)
 	unary(loadable, "SetAlias", h.setAlias)
 	unary(loadable, "DeleteAlias", h.deleteAlias)
-	unary(loadable, "GetAlias", h.getAlias)
-	unary(loadable, "ListAliases", h.listAliases)
-	unary(loadable, "GetSettings", h.getModelSettings)
+	query(loadable, "GetAlias", h.getAlias)
+	query(loadable, "ListAliases", h.listAliases)
+	query(loadable, "GetSettings", h.getModelSettings)
 	unary(loadable, "SetSettings", h.setModelSettings)
 	return loadable
 }
@@ -197,21 +206,20 @@ func notFound(w http.ResponseWriter, r *http.Request) {
 	transport.WriteFault(w, fault.Newf(fault.NotFound, "there is nothing at %.*q; this is the admin port, inference has another", fault.MaxQuoted, r.URL.Path))
 }
 
-// pagePath is the path of the page about models; its files are in the folder page.
+// pagePath is the path of the page about models, and of the files of the page at the root.
 const pagePath = "/page/"
 
 //go:embed page
 var page embed.FS
 
 // contentPolicy allows the page nothing but this port.
-const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+const contentPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// mountPage serves the page, and the root that leads to it. They have no data: the scripts of the
-// page call the services.
+// mountPage serves the pages. They have no data: their scripts call the services.
 func mountPage(mux *http.ServeMux) {
 	files := http.FileServerFS(page)
 	mux.Handle("/{$}", transport.ReadOnly(func(w http.ResponseWriter, r *http.Request) {
-		r.URL.Path = pagePath + "root.html"
+		r.URL.Path = pagePath + "live.html"
 		mux.ServeHTTP(w, r)
 	}))
 	mux.Handle(pagePath, transport.WithStallTimeout(transport.ReadOnly(func(w http.ResponseWriter, r *http.Request) {

@@ -92,6 +92,9 @@ type Traffic interface {
 	// Requests returns the oldest requests in flight of the mesh that pass a stage, empty for all,
 	// and how many there are.
 	Requests(ctx context.Context, stage pipeline.StageName, limit int) (oldest []*meshv1.RequestReport, total uint64)
+	// Ended returns the requests that ended last, the last one first, without their steps: of failed
+	// ones alone if failed is true, and if stage is not empty those that failed there.
+	Ended(ctx context.Context, failed bool, stage pipeline.StageName, limit int) []*meshv1.RequestReport
 	// Explain returns what gateways, hosts and stored results say of a request, NOT_FOUND
 	// where that is nothing.
 	Explain(ctx context.Context, requestID string) (*meshv1.RequestReport, error)
@@ -101,7 +104,7 @@ type Traffic interface {
 
 var _ Traffic = (*call.Service)(nil)
 
-// The number of requests in an answer of ListRequests: the default and the most.
+// The number of requests in a list: the default and the most.
 const (
 	defaultRequests = 100
 	maxRequests     = 1000
@@ -128,6 +131,16 @@ func (h *handler) listRequests(ctx context.Context, in *adminv1.ListRequestsRequ
 		out.Requests = append(out.Requests, status)
 	}
 	return out, nil
+}
+
+func (h *handler) listEndedRequests(ctx context.Context, in *adminv1.ListEndedRequestsRequest) (*adminv1.ListEndedRequestsResponse, error) {
+	if stage := in.GetStage(); stage != "" {
+		if err := pipeline.ValidName("stage", stage); err != nil {
+			return nil, transport.InvalidField("stage", err)
+		}
+	}
+	limit := min(cmp.Or(int(in.GetLimit()), defaultRequests), maxRequests)
+	return &adminv1.ListEndedRequestsResponse{Requests: h.Traffic.Ended(ctx, in.GetFailed(), pipeline.StageName(in.GetStage()), limit)}, nil
 }
 
 func (h *handler) listMetrics(ctx context.Context, _ *adminv1.ListMetricsRequest) (*adminv1.ListMetricsResponse, error) {

@@ -301,8 +301,9 @@ func (h *handler) setModelSettings(ctx context.Context, in *adminv1.SetSettingsR
 
 // tapModel is for operators alone: what it shows belongs to callers.
 func (h *handler) tapModel(ctx context.Context, _ *transport.Call, in *adminv1.TapModelRequest, send func(*adminv1.TapModelResponse) error) error {
-	var err error
+	err := refuseReader(ctx, "see payloads")
 	switch {
+	case err != nil:
 	case (in.GetModel() == "") == (in.GetAlias() == ""):
 		err = transport.InvalidField("model", errors.New("name a model or an alias"))
 	case in.GetPercent() > 100:

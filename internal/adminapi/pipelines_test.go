@@ -137,6 +137,14 @@ func (t traffic) Explain(context.Context, string) (*meshv1.RequestReport, error)
 	return t.report, nil
 }
 
+func (t traffic) Ended(_ context.Context, failed bool, stage pipeline.StageName, limit int) []*meshv1.RequestReport {
+	all := []*meshv1.RequestReport{{RequestId: "3", Fault: &meshv1.Fault{Stage: "a"}}, {RequestId: "2"}, {RequestId: "1", Fault: &meshv1.Fault{Stage: "b"}}}
+	all = slices.DeleteFunc(all, func(r *meshv1.RequestReport) bool {
+		return failed && r.GetFault() == nil || stage != "" && r.GetFault().GetStage() != string(stage)
+	})
+	return all[:min(limit, len(all))]
+}
+
 func (t traffic) FanFactors(pipeline.Name) map[string]float64 { return nil }
 
 func (t traffic) PipelineReady(_ context.Context, name string, _ bool) error {

@@ -77,8 +77,26 @@ type message[M any] interface {
 	proto.Message
 }
 
-// unary serves f as a method that takes a slot and has a time limit.
+// unary serves f as a method that the role read may not call; otherwise it is query.
 func unary[M any, P message[M], Out any](s *service, name protoreflect.Name, f func(context.Context, P) (*Out, error)) {
+	query(s, name, func(ctx context.Context, in P) (*Out, error) {
+		if err := refuseReader(ctx, "call "+string(name)); err != nil {
+			return nil, err
+		}
+		return f(ctx, in)
+	})
+}
+
+// refuseReader returns the fault of a caller with the role read; nil for others.
+func refuseReader(ctx context.Context, to string) error {
+	if !transport.IsReader(ctx) {
+		return nil
+	}
+	return fault.Newf(fault.PermissionDenied, "this token has the role read, which may not %s; use a token of gateway.admin.token_file without a role", to)
+}
+
+// query serves f as a method that changes nothing, takes a slot and has a time limit.
+func query[M any, P message[M], Out any](s *service, name protoreflect.Name, f func(context.Context, P) (*Out, error)) {
 	transport.Unary(s.Service, name, func(ctx context.Context, _ *transport.Call, in P) (*Out, error) {
 		release, err := acquire(s.calls, s.subject)
 		if err != nil {
@@ -93,7 +111,7 @@ func unary[M any, P message[M], Out any](s *service, name protoreflect.Name, f f
 	})
 }
 
-// watch serves a method that sends the result of get, and again on every change, until
+// watch serves a method that changes nothing and sends the result of get, and again on every change, until
 // the caller disconnects or the gateway stops.
 func watch[M any, P message[M], Out any, O message[Out]](s *service, name protoreflect.Name, changed func() <-chan struct{}, get func(context.Context, P) (O, error)) {
 	transport.ServerStream(s.Service, name, func(ctx context.Context, _ *transport.Call, in P, send func(*Out) error) error {

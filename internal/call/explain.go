@@ -29,6 +29,9 @@ const (
 	locateInterval = 25 * time.Millisecond
 	locateLead     = 100 * time.Millisecond
 	maxLocating    = 4
+	// maxEnded bounds the requests that ended of all gateways, and maxEndedHere those of this one.
+	maxEnded     = 100_000
+	maxEndedHere = 1000
 
 	inFlight = meshv1.RequestSource_REQUEST_SOURCE_IN_FLIGHT
 )
@@ -99,8 +102,32 @@ func (s *Service) Requests(ctx context.Context, stage pipeline.StageName, limit 
 	return oldest, max(total, uint64(len(all)))
 }
 
-// inFlight returns this gateway's requests that are queued or run.
+// Ended returns the requests of all gateways that ended last, the last one first, up to the limit and
+// without their steps: of failed ones alone if failed is true, and if stage is not empty those that
+// failed there. Without the broker only this gateway answers.
+func (s *Service) Ended(ctx context.Context, failed bool, stage pipeline.StageName, limit int) []*meshv1.RequestReport {
+	question := &meshv1.InFlightQuestion{Stage: string(stage), Limit: uint32(limit), Ended: true, Failed: failed}
+	own := s.inFlight(question)
+	all := own.GetReports()
+	_ = s.bus.ListRequests(ctx, question, func(a *meshv1.InFlightAnswer) {
+		// Processes of an earlier release answer what is in flight.
+		if a.GetGateway() != own.GetGateway() && len(all) < maxEnded {
+			all = append(all, slices.DeleteFunc(a.GetReports(), func(r *meshv1.RequestReport) bool { return !isFinished(r) })...)
+		}
+	})
+	endedAt := func(r *meshv1.RequestReport) time.Time {
+		return r.GetAdmittedAt().AsTime().Add(r.GetTotal().AsDuration())
+	}
+	slices.SortStableFunc(all, func(a, b *meshv1.RequestReport) int { return endedAt(b).Compare(endedAt(a)) })
+	return all[:min(limit, len(all))]
+}
+
+// inFlight returns this gateway's requests that are queued or run, or its last ones that ended.
 func (s *Service) inFlight(q *meshv1.InFlightQuestion) *meshv1.InFlightAnswer {
+	if q.GetEnded() {
+		// Any client may ask.
+		return &meshv1.InFlightAnswer{Gateway: string(s.settings.Gateway), Reports: s.finished.Latest(q.GetFailed(), q.GetStage(), int(min(q.GetLimit(), maxEndedHere)))}
+	}
 	if asked := q.GetRequestIds(); len(asked) > 0 {
 		return &meshv1.InFlightAnswer{Gateway: string(s.settings.Gateway), RequestIds: slices.DeleteFunc(slices.Clone(asked), func(id string) bool {
 			return !s.runsGraph(pipeline.RequestID(id))

@@ -3,6 +3,7 @@
 //
 //	token, err := credentials.Token("/etc/mesh/token")
 //	tokens, err := credentials.ReadTokens("/etc/mesh/tokens", log) // of callers, one a line
+//	tokens, err := credentials.ReadOperatorTokens("/etc/mesh/operators", log) // they may have a role
 //	err = credentials.Pair{CertFile: cert, KeyFile: key}.Check("nats.")
 //	certificate, err := credentials.Pair{CertFile: cert, KeyFile: key}.Load("nats.")
 //	options, err := broker.Options() // of nats.Connect

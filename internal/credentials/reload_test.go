@@ -27,7 +27,7 @@ func TestTokensAreReplacedWithoutARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	accepts := func(token string) bool {
-		_, ok := tokens.Tenant(token)
+		_, ok := tokens.Holder(token)
 		return ok
 	}
 	if !accepts("open-sesame") || accepts("open-simsim") {

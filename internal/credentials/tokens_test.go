@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stagemesh/stagemesh/internal/credentials"
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func TestTokensAreReadFromAFileOneALine(t *testing.T) {
@@ -40,6 +41,35 @@ func TestTokensAreReadFromAFileOneALine(t *testing.T) {
 	}
 	if _, err := credentials.ReadTokens(filepath.Join(folder, "nowhere"), nil); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestRolesAreOfOperatorsAlone(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"all\nlook role=read\nshow team role=read\n": "",
+		"secret role=write":                          "role=read is the only one",
+		"secret role=read team":                      "the name of its tenant",
+		"secret role=read\nsecret":                   "there twice",
+	} {
+		_, err := credentials.NewOperatorTokens(text)
+		if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret")) {
+			t.Errorf("%q: got %v", text, err)
+		}
+	}
+	text := "all\nlook role=read\nshow team role=read\nother team\n"
+	path := testbed.SecretFile(t, text)
+	tokens, err := credentials.ReadOperatorTokens(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for token, want := range map[string]credentials.Holder{"all": {}, "look": {IsReader: true}, "show": {Tenant: "team", IsReader: true}, "other": {Tenant: "team"}} {
+		if got, ok := tokens.Holder(token); !ok || got != want {
+			t.Errorf("%s is held by %+v, %t", token, got, ok)
+		}
+	}
+	if _, err := credentials.ReadTokens(path, nil); err == nil || !strings.Contains(err.Error(), "gateway.admin.token_file") {
+		t.Errorf("another port takes roles: %v", err)
 	}
 }
 

@@ -5,6 +5,7 @@
 //	ring.Add(env, steps, took, f, traceID)    // when a request ends
 //	report := ring.Find(id)                   // nil where the ring does not have it
 //	ring.Compare(report)                      // adds what is usual
+//	latest := ring.Latest(true, "", 40)       // the failures that came last
 //	report.Summary = explain.Summarize(report, time.Now())
 //
 // A Ring is safe for concurrent use. It copies what it keeps, and reuses that memory: an
@@ -22,6 +23,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
@@ -239,16 +241,48 @@ func (r *Ring) Find(id pipeline.RequestID) *meshv1.RequestReport {
 	return nil
 }
 
+// Latest returns the requests that ended last, the last one first, at most limit, without their
+// steps: of failed ones alone if failed is true, and if stage is not empty those that failed there.
+func (r *Ring) Latest(failed bool, stage string, limit int) (out []*meshv1.RequestReport) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, records := range [][]*record{r.recent.records, r.failed.records} { // the failed ones are older
+		for _, one := range slices.Backward(records) {
+			if len(out) >= limit {
+				return out
+			}
+			if one.fault == nil && (failed || stage != "") {
+				continue
+			}
+			report := &meshv1.RequestReport{
+				RequestId: string(one.RequestID), Source: meshv1.RequestSource_REQUEST_SOURCE_GATEWAY, Pipeline: string(one.Pipeline), Tenant: one.Tenant,
+				Gateway: string(one.Gateway), AdmittedAt: timestamppb.New(one.AdmittedAt), Total: durationpb.New(one.total), Fault: one.decodedFault(),
+			}
+			if stage == "" || report.GetFault().GetStage() == stage {
+				out = append(out, report)
+			}
+		}
+	}
+	return out
+}
+
+// decodedFault returns the fault of a request that failed, else nil.
+func (r *record) decodedFault() *meshv1.Fault {
+	if r.fault == nil {
+		return nil
+	}
+	out := new(meshv1.Fault)
+	_ = proto.Unmarshal(r.fault, out) // encode has made it
+	return out
+}
+
 func (r *record) report() *meshv1.RequestReport {
 	out := r.Report(meshv1.RequestSource_REQUEST_SOURCE_GATEWAY)
 	out.Total, out.TraceId = durationpb.New(r.total), r.traceID
 	for i := range r.branches {
 		out.Branches = append(out.Branches, r.branches[i].ToProto())
 	}
-	if r.fault != nil {
-		out.Fault = new(meshv1.Fault)
-		_ = proto.Unmarshal(r.fault, out.GetFault()) // encode has made it
-	}
+	out.Fault = r.decodedFault()
 	return out
 }
 

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -104,6 +106,51 @@ func TestSlowRequestsCountHalfEachHour(t *testing.T) {
 	}
 	if r.Find(id(0)) != nil || r.Find(id(1)) == nil || r.Find(id(2)) == nil {
 		t.Errorf("drops %v first", r.spare)
+	}
+}
+
+func TestLatestRequestsComeFirst(t *testing.T) {
+	t.Parallel()
+	const records = 80
+	r := newRing(records, maxBytes)
+	for n := range 200 {
+		var f *fault.Fault
+		if n%20 == 0 {
+			f = fault.New(fault.RunnerFailed, "it broke").At([]string{"a", "b"}[n/20%2], "", "")
+		}
+		r.Add(request(n, 0), steps(1), nil, time.Second, f, "")
+	}
+	ids := func(reports []*meshv1.RequestReport) (out []int) {
+		for _, report := range reports {
+			for n := range 200 {
+				if report.GetRequestId() == string(id(n)) {
+					out = append(out, n)
+				}
+			}
+			if report.GetTotal().AsDuration() != time.Second || len(report.GetSteps()) > 0 {
+				t.Errorf("got %v", report)
+			}
+		}
+		return out
+	}
+	for _, test := range []struct {
+		failed bool
+		stage  string
+		limit  int
+		want   []int
+	}{
+		{false, "", 3, []int{199, 198, 197}},
+		{false, "", 0, nil},
+		{true, "", 3, []int{180, 160, 140}},
+		{false, "b", 3, []int{180, 140, 100}},
+		{true, "a", 2, []int{160, 120}},
+		{true, "c", 2, nil},
+		// Those that are not among the recent ones stay longer.
+		{true, "", 100, []int{180, 160, 140, 120, 100, 80, 60, 40, 20, 0}},
+	} {
+		if got := ids(r.Latest(test.failed, test.stage, test.limit)); !slices.Equal(got, test.want) {
+			t.Errorf("%+v: got %v", test, got)
+		}
 	}
 }
 

@@ -43,6 +43,8 @@ type Caller struct {
 	Tenant string
 	// IsAnonymous is true where it does not matter who calls, as for a probe.
 	IsAnonymous bool
+	// IsReader is true where the caller may look and change nothing.
+	IsReader bool
 }
 
 // Head is what a Guard knows of a request: nothing of its body is read.
@@ -91,8 +93,16 @@ func headerSize(header map[string][]string) (n int64) {
 
 // callerContext returns the context of a caller's request.
 func callerContext(ctx context.Context, memory *budget.Account, c Caller) context.Context {
+	if c.IsReader {
+		ctx = context.WithValue(ctx, readerKey{}, true)
+	}
 	return budget.NewContext(budget.WithTenant(ctx, c.Tenant), memory)
 }
+
+type readerKey struct{}
+
+// IsReader reports whether the caller of a request may look and change nothing.
+func IsReader(ctx context.Context) bool { return ctx.Value(readerKey{}) != nil }
 
 type deniedKey struct{}
 

@@ -19,6 +19,7 @@ import (
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
+	"github.com/stagemesh/stagemesh/internal/figures"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -316,7 +317,7 @@ func printHosts(out io.Writer, hosts []*adminv1.HostStatus, now time.Time) error
 	for i, host := range hosts {
 		r := host.GetRecord()
 		rows[i] = []string{
-			visible(r.GetStage()), visible(r.GetHost()), stateOf(host), share(r.GetInFlight(), r.GetMaxInFlight()), fmt.Sprint(r.GetRunning()), fmt.Sprint(r.GetSlots()),
+			visible(r.GetStage()), visible(r.GetHost()), figures.HostState(host), share(r.GetInFlight(), r.GetMaxInFlight()), fmt.Sprint(r.GetRunning()), fmt.Sprint(r.GetSlots()),
 			short(r.GetQueueWait()), runTimeOf(r.GetBatchEstimate()), short(r.GetBatchEstimate().GetHold()), workersOf(r),
 			cmp.Or(visible(r.GetEngine()), "-"), cmp.Or(visible(r.GetVersion()), "-"), cmp.Or(visible(r.GetAddress()), "-"), cmp.Or(visible(r.GetOperations()), "-"), age(now.Sub(r.GetStartedAt().AsTime())),
 		}
@@ -340,20 +341,6 @@ func whyOf(h *adminv1.HostStatus) string {
 		}
 	}
 	return strings.Join(out, "; ")
-}
-
-// stateOf names the state of a host.
-func stateOf(h *adminv1.HostStatus) string {
-	switch r := h.GetRecord(); {
-	case !h.GetAlive():
-		return "disconnected"
-	case r.GetDraining():
-		return "draining"
-	case !r.GetReady():
-		return "not ready"
-	default:
-		return "ready"
-	}
 }
 
 // short returns a duration for a table, - for none.

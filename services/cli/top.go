@@ -18,6 +18,8 @@ import (
 	"golang.org/x/term"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+
+	"github.com/stagemesh/stagemesh/internal/figures"
 )
 
 // topPatience bounds one poll: a gateway that is silent is shown as that.
@@ -50,7 +52,7 @@ func newTop() *cobra.Command {
 				case err != nil:
 					return err
 				case onScreen:
-					poll := func(ctx context.Context) (topSample, error) { return askTop(ctx, client) }
+					poll := func(ctx context.Context) (figures.Sample, error) { return askTop(ctx, client) }
 					return c.show(cmd, first, poll)
 				}
 				return c.print(cmd.Context(), client, first, cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -69,7 +71,7 @@ func isTerminal(stream any) bool {
 }
 
 // askTop asks a gateway for all that it knows.
-func askTop(ctx context.Context, client clients) (out topSample, err error) {
+func askTop(ctx context.Context, client clients) (out figures.Sample, err error) {
 	ctx, cancel := context.WithTimeout(ctx, topPatience)
 	defer cancel()
 	metrics, err := client.ListMetrics(ctx, connect.NewRequest(&adminv1.ListMetricsRequest{}))
@@ -77,12 +79,14 @@ func askTop(ctx context.Context, client clients) (out topSample, err error) {
 		return out, err
 	}
 	status, err := askStatus(ctx, client, "")
-	return topSample{time.Now(), readProcesses(metrics.Msg.GetProcesses()), status.stages.GetStages(), status.hosts.GetHosts()}, err
+	return figures.Sample{
+		At: time.Now(), Processes: figures.ReadProcesses(metrics.Msg.GetProcesses()), Stages: status.stages.GetStages(), Hosts: status.hosts.GetHosts(),
+	}, err
 }
 
 // print prints the figures of each second, or of one.
-func (c *topCommand) print(ctx context.Context, client clients, first topSample, out, errOut io.Writer) error {
-	window, view := topWindow{first}, topView{address: redact(c.admin.address)}
+func (c *topCommand) print(ctx context.Context, client clients, first figures.Sample, out, errOut io.Writer) error {
+	window, view := figures.Window{first}, topView{address: redact(c.admin.address)}
 	ticker := time.NewTicker(watchInterval)
 	defer ticker.Stop()
 	for {
@@ -97,13 +101,13 @@ func (c *topCommand) print(ctx context.Context, client clients, first topSample,
 			fmt.Fprintln(errOut, "stagemesh:", visible(Describe(err)))
 			continue
 		}
-		window.add(now)
+		window.Add(now)
 		switch {
 		case err != nil:
 		case c.json:
-			err = json.NewEncoder(out).Encode(window.figures())
+			err = json.NewEncoder(out).Encode(window.Figures())
 		default:
-			_, err = fmt.Fprintln(out, strings.Join(view.lines(window.figures()), "\n"))
+			_, err = fmt.Fprintln(out, strings.Join(view.lines(window.Figures()), "\n"))
 		}
 		if err != nil || c.once {
 			return err
@@ -112,7 +116,7 @@ func (c *topCommand) print(ctx context.Context, client clients, first topSample,
 }
 
 // show shows the screen until a key or a signal ends it.
-func (c *topCommand) show(cmd *cobra.Command, first topSample, ask func(context.Context) (topSample, error)) error {
+func (c *topCommand) show(cmd *cobra.Command, first figures.Sample, ask func(context.Context) (figures.Sample, error)) error {
 	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
 	defer stop()
 	m := &topModel{

@@ -12,6 +12,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"golang.org/x/term"
 
+	"github.com/stagemesh/stagemesh/internal/figures"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
@@ -28,7 +29,7 @@ func TestPanicLeavesTheTerminalAsItWas(t *testing.T) {
 		cmd := newTop()
 		cmd.SetContext(t.Context())
 		var c topCommand
-		err := c.show(cmd, topSample{}, func(context.Context) (topSample, error) { panic("of a poll") })
+		err := c.show(cmd, figures.Sample{}, func(context.Context) (figures.Sample, error) { panic("of a poll") })
 		if errors.Is(err, tea.ErrProgramPanic) {
 			os.Exit(hasPanicked)
 		}

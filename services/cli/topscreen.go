@@ -9,6 +9,8 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+
+	"github.com/stagemesh/stagemesh/internal/figures"
 )
 
 // topModel is the live screen.
@@ -16,13 +18,13 @@ type topModel struct {
 	topView
 	// poll returns the next topAnswer.
 	poll   tea.Cmd
-	window topWindow
+	window figures.Window
 	// shown are the figures on the screen; while it is paused they are older than the window.
-	shown *topFigures
+	shown *figures.Mesh
 }
 
 type topAnswer struct {
-	sample topSample
+	sample figures.Sample
 	err    error
 }
 
@@ -37,10 +39,10 @@ func (m *topModel) View() tea.View {
 }
 
 // take takes the next sample.
-func (m *topModel) take(s topSample) {
-	m.window.add(s)
+func (m *topModel) take(s figures.Sample) {
+	m.window.Add(s)
 	if !m.paused {
-		m.shown = m.window.figures()
+		m.shown = m.window.Figures()
 	}
 }
 
@@ -124,15 +126,15 @@ func topRow(name int, cells [len(topHeads)]any) string {
 	return fmt.Sprintf("%-*.*s", name, name-1, cells[0]) + fmt.Sprintf("%8s%7s%6s%8s%6s%9s%9s%8s%8s", cells[1:]...)
 }
 
-func (s *stageFigures) cells() [len(topHeads)]any {
+func stageCells(s *figures.Stage) [len(topHeads)]any {
 	return [...]any{
-		s.Stage, s.ItemsPerSecond.number(), fmt.Sprint(s.Queue), s.hostsText(), share(s.BusySlots.number(), fmt.Sprint(s.Slots)), s.MeanBatch.number(),
-		s.QueueWaitP50.duration(), s.QueueWaitP99.duration(), s.RunP50.duration(), s.RunP99.duration(),
+		s.Stage, s.ItemsPerSecond.Number(), fmt.Sprint(s.Queue), hostsText(s), share(s.BusySlots.Number(), fmt.Sprint(s.Slots)), s.MeanBatch.Number(),
+		s.QueueWaitP50.Duration(), s.QueueWaitP99.Duration(), s.RunP50.Duration(), s.RunP99.Duration(),
 	}
 }
 
 // hostsText is how many hosts a stage has and, after >, should have where that is another number.
-func (s *stageFigures) hostsText() string {
+func hostsText(s *figures.Stage) string {
 	if s.Wanted == nil || s.Wanted.Hosts == uint32(s.Hosts) {
 		return fmt.Sprint(s.Hosts)
 	}
@@ -140,27 +142,27 @@ func (s *stageFigures) hostsText() string {
 }
 
 // wantedText says how many hosts a stage should have, and why; empty where nobody asks for that.
-func (s *stageFigures) wantedText() string {
+func wantedText(s *figures.Stage) string {
 	if s.Wanted == nil {
 		return ""
 	}
 	return fmt.Sprintf("%s wanted: %s", count(int(s.Wanted.Hosts), "host"), s.Wanted.Reason)
 }
 
-// values are what a column is sorted by; nothing for the first.
-func (s *stageFigures) values() [len(topHeads)]figure {
-	return [...]figure{
-		0, s.ItemsPerSecond, figure(s.Queue), figure(s.Hosts), s.BusySlots, s.MeanBatch,
+// stageValues are what a column is sorted by; nothing for the first.
+func stageValues(s *figures.Stage) [len(topHeads)]figures.Figure {
+	return [...]figures.Figure{
+		0, s.ItemsPerSecond, figures.Figure(s.Queue), figures.Figure(s.Hosts), s.BusySlots, s.MeanBatch,
 		s.QueueWaitP50, s.QueueWaitP99, s.RunP50, s.RunP99,
 	}
 }
 
 // stageOrder returns the stages in their order, the highest figures first, and the index of the
 // selected one.
-func (v *topView) stageOrder(f *topFigures) (stages []*stageFigures, selected int) {
+func (v *topView) stageOrder(f *figures.Mesh) (stages []*figures.Stage, selected int) {
 	stages = slices.Clone(f.Stages)
-	slices.SortStableFunc(stages, func(a, b *stageFigures) int { return cmp.Compare(b.values()[v.sort], a.values()[v.sort]) })
-	at := slices.IndexFunc(stages, func(s *stageFigures) bool { return s.Stage == v.selected })
+	slices.SortStableFunc(stages, func(a, b *figures.Stage) int { return cmp.Compare(stageValues(b)[v.sort], stageValues(a)[v.sort]) })
+	at := slices.IndexFunc(stages, func(s *figures.Stage) bool { return s.Stage == v.selected })
 	return stages, max(0, at)
 }
 
@@ -173,16 +175,16 @@ const (
 )
 
 // lines returns the screen.
-func (v *topView) lines(f *topFigures) []string {
+func (v *topView) lines(f *figures.Mesh) []string {
 	title := fmt.Sprintf("stagemesh top   %s   %s   %s   %s", f.Time.Format(time.TimeOnly), v.address, count(f.Gateways, "gateway"), count(f.Hosts, "host"))
 	if v.paused {
 		title += "   PAUSED"
 	}
 	out := []string{
 		v.line(bold, title),
-		v.line("", fmt.Sprintf("%s requests/s   P50 %s   P99 %s   %d in flight", f.RequestsPerSecond.number(), f.P50.duration(), f.P99.duration(), f.InFlight)),
+		v.line("", fmt.Sprintf("%s requests/s   P50 %s   P99 %s   %d in flight", f.RequestsPerSecond.Number(), f.P50.Duration(), f.P99.Duration(), f.InFlight)),
 		v.line("", failuresOf(f)+mapsOf(f)),
-		v.line(red, cmp.Or(v.problem, f.unhealthy())),
+		v.line(red, cmp.Or(v.problem, unhealthy(f))),
 	}
 	stages, selected := v.stageOrder(f)
 	room, first := max(0, v.height-len(out)-2), 0
@@ -203,7 +205,7 @@ func (v *topView) lines(f *topFigures) []string {
 	if v.height == 0 {
 		out = append(out, rows...)
 		for _, s := range stages {
-			if text := s.wantedText(); text != "" {
+			if text := wantedText(s); text != "" {
 				out = append(out, v.line("", "stage "+s.Stage+": "+text))
 			}
 		}
@@ -217,7 +219,7 @@ func (v *topView) lines(f *topFigures) []string {
 }
 
 // unhealthy returns what is wrong with the first stage that is unhealthy.
-func (f *topFigures) unhealthy() string {
+func unhealthy(f *figures.Mesh) string {
 	for _, s := range f.Stages {
 		if s.Unhealthy != "" {
 			return "stage " + s.Stage + ": " + s.Unhealthy
@@ -227,7 +229,7 @@ func (f *topFigures) unhealthy() string {
 }
 
 // stages returns the head and the rows of the stages. Plain text has all of their names.
-func (v *topView) stages(all []*stageFigures, selected int) (head string, rows []string) {
+func (v *topView) stages(all []*figures.Stage, selected int) (head string, rows []string) {
 	name := nameWidth + max(0, v.width-screenWidth)
 	for _, s := range all {
 		if v.height == 0 {
@@ -242,7 +244,7 @@ func (v *topView) stages(all []*stageFigures, selected int) (head string, rows [
 		case s.Unhealthy != "":
 			style = red
 		}
-		rows = append(rows, v.line(style, topRow(name, s.cells())))
+		rows = append(rows, v.line(style, topRow(name, stageCells(s))))
 	}
 	return topRow(name, topHeads), rows
 }
@@ -261,7 +263,7 @@ func (v *topView) line(style, text string) string {
 }
 
 // failuresOf returns the failures by reason, the most frequent first.
-func failuresOf(f *topFigures) string {
+func failuresOf(f *figures.Mesh) string {
 	if len(f.FailuresPerSecond) == 0 {
 		return "no failures"
 	}
@@ -269,15 +271,15 @@ func failuresOf(f *topFigures) string {
 		return cmp.Or(cmp.Compare(f.FailuresPerSecond[b], f.FailuresPerSecond[a]), cmp.Compare(a, b))
 	})
 	for i, reason := range reasons {
-		reasons[i] = reason + " " + f.FailuresPerSecond[reason].number()
+		reasons[i] = reason + " " + f.FailuresPerSecond[reason].Number()
 	}
 	return "failures/s: " + strings.Join(reasons, "   ")
 }
 
 // mapsOf returns how many items the maps have for a request.
-func mapsOf(f *topFigures) (out string) {
+func mapsOf(f *figures.Mesh) (out string) {
 	for _, name := range slices.Sorted(maps.Keys(f.MapItems)) {
-		out += "   " + name + " " + f.MapItems[name].number()
+		out += "   " + name + " " + f.MapItems[name].Number()
 	}
 	if out != "" {
 		out = "   items/request:" + out
@@ -289,18 +291,18 @@ func mapsOf(f *topFigures) (out string) {
 const hostFormat = "%-37.36s%-13s%10s%7s%7s%6s"
 
 // hosts returns a row for each host of a stage, and below it its engine and one for each of its workers.
-func (v *topView) hosts(f *topFigures, s *stageFigures) (rows []string) {
-	if text := s.wantedText(); text != "" {
+func (v *topView) hosts(f *figures.Mesh, s *figures.Stage) (rows []string) {
+	if text := wantedText(s); text != "" {
 		rows = append(rows, v.line("", text))
 	}
-	for _, h := range s.hosts {
+	for _, h := range s.ByHost {
 		state, up, workers := "-", "-", []string(nil)
-		for _, known := range f.records {
+		for _, known := range f.Records {
 			r := known.GetRecord()
-			if r.GetStage() != s.Stage || r.GetHost() != h.host {
+			if r.GetStage() != s.Stage || r.GetHost() != h.Host {
 				continue
 			}
-			state, up = stateOf(known), age(f.Time.Sub(r.GetStartedAt().AsTime()))
+			state, up = figures.HostState(known), age(f.Time.Sub(r.GetStartedAt().AsTime()))
 			if r.GetEngine() != "" {
 				workers = append(workers, v.line("", "  engine: "+r.GetEngine()))
 			}
@@ -312,7 +314,7 @@ func (v *topView) hosts(f *topFigures, s *stageFigures) (rows []string) {
 				workers = append(workers, v.line("", text))
 			}
 		}
-		row := fmt.Sprintf(hostFormat, h.host, state, fmt.Sprint(h.inFlight), fmt.Sprint(h.queued), share(h.busySlots.number(), fmt.Sprint(h.slots)), up)
+		row := fmt.Sprintf(hostFormat, h.Host, state, fmt.Sprint(h.InFlight), fmt.Sprint(h.Queued), share(h.BusySlots.Number(), fmt.Sprint(h.Slots)), up)
 		rows = append(append(rows, v.line("", row)), workers...)
 	}
 	return rows

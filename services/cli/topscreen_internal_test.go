@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/stagemesh/stagemesh/internal/figures"
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 )
@@ -19,27 +20,28 @@ import (
 var update = flag.Bool("update", false, "write testdata/top.txt anew")
 
 // shownFigures returns the figures of a mesh with more stages than fit, and names that are too long.
-func shownFigures() *topFigures {
-	unknown := figure(math.NaN())
+func shownFigures() *figures.Mesh {
+	unknown := figures.Figure(math.NaN())
 	now := time.Date(2026, 11, 23, 12, 31, 7, 0, time.UTC)
-	f := &topFigures{
-		Time: now, Gateways: 2, Hosts: 4, InFlight: 37, RequestsPerSecond: 1234.5, P50: .0123, P99: .481,
-		FailuresPerSecond: map[string]figure{"DEADLINE_EXCEEDED": .3, "QUEUE_FULL": 12},
-		Stages: []*stageFigures{
+	f := &figures.Mesh{
+		Time: now, Gateways: 2, Hosts: 4, InFlight: 37, Requests: figures.Requests{
+			RequestsPerSecond: 1234.5, P50: .0123, P99: .481, FailuresPerSecond: map[string]figures.Figure{"DEADLINE_EXCEEDED": .3, "QUEUE_FULL": 12},
+		},
+		Stages: []*figures.Stage{
 			{
 				Stage: "classify", ItemsPerSecond: 1230, Queue: 10000, Hosts: 2, BusySlots: 2.75, Slots: 4, MeanBatch: 7.94,
 				QueueWaitP50: .00031, QueueWaitP99: .00123, RunP50: .0051, RunP99: .0099,
-				hosts: []*hostFigures{{"host-1", 12, 4, 2, 1.97}, {"0192f0c1-7a3e-7c1b-9d2f-3f1a2b3c4d5e", 3, 0, 2, .8}},
+				ByHost: []*figures.Host{{Host: "host-1", InFlight: 12, Queued: 4, Slots: 2, BusySlots: 1.97}, {Host: "0192f0c1-7a3e-7c1b-9d2f-3f1a2b3c4d5e", InFlight: 3, Slots: 2, BusySlots: .8}},
 			},
 			{Stage: "decode", Unhealthy: "hosts run two engines: go, CPU (a), onnxruntime 1.23.2, CPU (b); answers depend on the host", ItemsPerSecond: .2, Hosts: 2, BusySlots: 28.4, Slots: 32, MeanBatch: 1, QueueWaitP50: 12.3, QueueWaitP99: 99.9, RunP50: 75, RunP99: 100},
 		},
-		records: []*adminv1.HostStatus{{Alive: true, Record: &meshv1.HostRecord{
+		Records: []*adminv1.HostStatus{{Alive: true, Record: &meshv1.HostRecord{
 			Stage: "classify", Host: "host-1", Ready: true, StartedAt: timestamppb.New(now.Add(-3 * time.Hour)), Engine: "go, CPU",
 			Workers: []*meshv1.WorkerRecord{{State: "READY", Incarnation: 1}, {Index: 1, State: "DEAD", Incarnation: 12, Cause: "exit code 2: " + strings.Repeat("so ", 40)}},
 		}}},
 	}
 	for i := range 20 {
-		f.Stages = append(f.Stages, &stageFigures{
+		f.Stages = append(f.Stages, &figures.Stage{
 			Stage: fmt.Sprintf("stage-%02d-with-a-long-name", i), ItemsPerSecond: unknown, MeanBatch: unknown,
 			QueueWaitP50: unknown, QueueWaitP99: unknown, RunP50: unknown, RunP99: unknown,
 		})
@@ -90,12 +92,12 @@ func TestScreenOfOneSecondIsPlainText(t *testing.T) {
 	t.Parallel()
 	var v topView
 	shown := shownFigures()
-	shown.MapItems = map[string]figure{"p/each": 7.5}
+	shown.MapItems = map[string]figures.Figure{"p/each": 7.5}
 	text := strings.Join(v.lines(shown), "\n")
 	if strings.Contains(text, "\x1b") || !strings.Contains(text, "\nstage-19-with-a-long-name ") || !strings.Contains(text, "items/request:   p/each 7.5") || strings.Contains(text, "quit") {
 		t.Errorf("got %q", text)
 	}
-	if text := strings.Join(v.lines(&topFigures{}), "\n"); !strings.HasSuffix(text, "\nthere is none") {
+	if text := strings.Join(v.lines(&figures.Mesh{}), "\n"); !strings.HasSuffix(text, "\nthere is none") {
 		t.Errorf("of an empty mesh it is %q", text)
 	}
 }

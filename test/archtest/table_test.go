@@ -100,6 +100,8 @@ var importTable = rules{
 		{packages: list("internal/scale"), mayImport: nothing, pure: true},
 		// What became of the last requests.
 		{packages: list("internal/explain"), mayImport: list(proto, fault, pipeline, envelope)},
+		// Rates and quantiles of the mesh, for the command and the page.
+		{packages: list("internal/figures"), mayImport: list(proto, "internal/explain")},
 		// What follows the registry, and says what fits.
 		{
 			packages:  list("internal/pipelines"),
@@ -120,7 +122,7 @@ var importTable = rules{
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("internal/adminapi"),
-			mayImport: list(proto, fault, payload, pipeline, envelope, auth, "internal/store", model, "discovery", "internal/models", "internal/call", "internal/jobs", "internal/explain", "internal/pipelines",
+			mayImport: list(proto, fault, payload, pipeline, envelope, auth, "internal/store", model, "discovery", "internal/models", "internal/call", "internal/jobs", "internal/explain", "internal/figures", "internal/pipelines",
 				"internal/front/port", request, transport),
 			inTests: list("discovery/natskv"),
 		},

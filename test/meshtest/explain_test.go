@@ -113,6 +113,12 @@ func TestEveryGatewayExplainsFinishedRequests(t *testing.T) {
 				t.Errorf("a rejected request: %v", r)
 			}
 		}
+		for _, asked := range []meshtest.Gateway{took, other} {
+			testbed.Eventually(t, "each gateway lists what ended last", func() bool {
+				all, failed := asked.Service().Ended(t.Context(), false, "", 100), asked.Service().Ended(t.Context(), true, "two", 100)
+				return len(all) == others+3 && all[0].GetRequestId() == rejected.Metadata["request_id"] && len(failed) == 1 && failed[0].GetRequestId() == bad.Metadata["request_id"]
+			})
+		}
 		took.Stop()
 		if _, err := explain(t, other, good.RequestID); reasonOf(err) != "NOT_FOUND" || !strings.Contains(err.Error(), "no gateway that answered remembers it") || !strings.HasSuffix(err.Error(), "until they stop") {
 			t.Errorf("a request of a gateway that is gone: %v", err)

@@ -82,7 +82,7 @@ func run(ctx context.Context, out io.Writer, o options) error {
 		if o.once {
 			return errDone
 		}
-		return printHint(out, address)
+		return printHint(out, address, m.AdminURL())
 	}}
 	err = p.Run(ctx)
 	switch {

@@ -139,14 +139,15 @@ func printTimeline(out io.Writer, r reading) error {
 }
 
 // printHint prints how to send requests to the mesh, which keeps serving.
-func printHint(out io.Writer, address string) error {
+func printHint(out io.Writer, address, admin string) error {
 	_, err := fmt.Fprintf(out, `
 Try it from another terminal:
   curl -H 'Content-Type: image/png' --data-binary @examples/digits/images/00-1.png %[1]s/v1/pipelines/digits:infer
 
 Or in a browser: %[1]s/docs
+Where the time goes: %[2]s/
 
 The mesh keeps serving; stop it with Ctrl-C.
-`, address)
+`, address, admin)
 	return err
 }

@@ -68,11 +68,11 @@ func (p *Port) identify(h transport.Head) (transport.Caller, error) {
 	if !ok {
 		return transport.Caller{}, fault.Newf(fault.Unauthenticated, `this port needs a token, as "Authorization: Bearer TOKEN"; it is in the gateway's %s`, p.TokensKey)
 	}
-	tenant, ok := p.Tokens.Tenant(token)
+	holder, ok := p.Tokens.Holder(token)
 	if !ok {
 		return transport.Caller{}, fault.Newf(fault.Unauthenticated, "this is not a token in the gateway's %s", p.TokensKey)
 	}
-	return transport.Caller{Tenant: tenant}, nil
+	return transport.Caller{Tenant: holder.Tenant, IsReader: holder.IsReader}, nil
 }
 
 // authenticate passes authenticated requests to next.

@@ -26,7 +26,7 @@ func (p *Items) ReceiveQuestion(id pipeline.RequestID, reply func(*meshv1.Explai
 
 // ReceiveItemsQuestion answers which requests the host holds.
 func (p *Items) ReceiveItemsQuestion(q *meshv1.InFlightQuestion, reply func(*meshv1.InFlightAnswer)) {
-	if of := q.GetStage(); of != "" && of != string(p.Stage) || len(q.GetRequestIds()) > 0 {
+	if of := q.GetStage(); of != "" && of != string(p.Stage) || len(q.GetRequestIds()) > 0 || q.GetEnded() {
 		return
 	}
 	p.Post(EventFunc(func(l *Loop) {

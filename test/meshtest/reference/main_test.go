@@ -9,6 +9,7 @@ package reference
 import (
 	"context"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -28,7 +29,12 @@ import (
 	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		_ = built.Remove()
+		os.Exit(code) //nolint:forbidigo // this is main
+	}))
+}
 
 const digits = "../../../examples/digits"
 

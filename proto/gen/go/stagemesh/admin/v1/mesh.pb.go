@@ -1277,11 +1277,708 @@ func (x *ExplainRequestResponse) GetReport() *v12.RequestReport {
 	return nil
 }
 
+type WatchFiguresRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchFiguresRequest) Reset() {
+	*x = WatchFiguresRequest{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchFiguresRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchFiguresRequest) ProtoMessage() {}
+
+func (x *WatchFiguresRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchFiguresRequest.ProtoReflect.Descriptor instead.
+func (*WatchFiguresRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{19}
+}
+
+type WatchFiguresResponse struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	AnsweredAt *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=answered_at,json=answeredAt,proto3" json:"answered_at,omitempty"`
+	// Since when the figures may be out of date, and why; unset where they are not.
+	StaleSince *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=stale_since,json=staleSince,proto3" json:"stale_since,omitempty"`
+	StaleCause string                 `protobuf:"bytes,3,opt,name=stale_cause,json=staleCause,proto3" json:"stale_cause,omitempty"`
+	// As in ListStagesResponse.
+	StoreCause       string             `protobuf:"bytes,4,opt,name=store_cause,json=storeCause,proto3" json:"store_cause,omitempty"`
+	Mesh             string             `protobuf:"bytes,5,opt,name=mesh,proto3" json:"mesh,omitempty"`
+	Gateways         uint32             `protobuf:"varint,6,opt,name=gateways,proto3" json:"gateways,omitempty"`
+	Hosts            uint32             `protobuf:"varint,7,opt,name=hosts,proto3" json:"hosts,omitempty"`
+	RequestsInFlight uint32             `protobuf:"varint,8,opt,name=requests_in_flight,json=requestsInFlight,proto3" json:"requests_in_flight,omitempty"`
+	Requests         *RequestFigures    `protobuf:"bytes,9,opt,name=requests,proto3" json:"requests,omitempty"`
+	Pipelines        []*PipelineFigures `protobuf:"bytes,10,rep,name=pipelines,proto3" json:"pipelines,omitempty"`
+	Stages           []*StageFigures    `protobuf:"bytes,11,rep,name=stages,proto3" json:"stages,omitempty"`
+	// The last forty that ended, the last one first, without their steps.
+	Ended         []*v12.RequestReport `protobuf:"bytes,12,rep,name=ended,proto3" json:"ended,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchFiguresResponse) Reset() {
+	*x = WatchFiguresResponse{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchFiguresResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchFiguresResponse) ProtoMessage() {}
+
+func (x *WatchFiguresResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchFiguresResponse.ProtoReflect.Descriptor instead.
+func (*WatchFiguresResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *WatchFiguresResponse) GetAnsweredAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AnsweredAt
+	}
+	return nil
+}
+
+func (x *WatchFiguresResponse) GetStaleSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StaleSince
+	}
+	return nil
+}
+
+func (x *WatchFiguresResponse) GetStaleCause() string {
+	if x != nil {
+		return x.StaleCause
+	}
+	return ""
+}
+
+func (x *WatchFiguresResponse) GetStoreCause() string {
+	if x != nil {
+		return x.StoreCause
+	}
+	return ""
+}
+
+func (x *WatchFiguresResponse) GetMesh() string {
+	if x != nil {
+		return x.Mesh
+	}
+	return ""
+}
+
+func (x *WatchFiguresResponse) GetGateways() uint32 {
+	if x != nil {
+		return x.Gateways
+	}
+	return 0
+}
+
+func (x *WatchFiguresResponse) GetHosts() uint32 {
+	if x != nil {
+		return x.Hosts
+	}
+	return 0
+}
+
+func (x *WatchFiguresResponse) GetRequestsInFlight() uint32 {
+	if x != nil {
+		return x.RequestsInFlight
+	}
+	return 0
+}
+
+func (x *WatchFiguresResponse) GetRequests() *RequestFigures {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+func (x *WatchFiguresResponse) GetPipelines() []*PipelineFigures {
+	if x != nil {
+		return x.Pipelines
+	}
+	return nil
+}
+
+func (x *WatchFiguresResponse) GetStages() []*StageFigures {
+	if x != nil {
+		return x.Stages
+	}
+	return nil
+}
+
+func (x *WatchFiguresResponse) GetEnded() []*v12.RequestReport {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+// RequestFigures are rates and quantiles of requests. What is not known yet is unset.
+type RequestFigures struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	PerSecond  *float64               `protobuf:"fixed64,1,opt,name=per_second,json=perSecond,proto3,oneof" json:"per_second,omitempty"`
+	P50Seconds *float64               `protobuf:"fixed64,2,opt,name=p50_seconds,json=p50Seconds,proto3,oneof" json:"p50_seconds,omitempty"`
+	P99Seconds *float64               `protobuf:"fixed64,3,opt,name=p99_seconds,json=p99Seconds,proto3,oneof" json:"p99_seconds,omitempty"`
+	// By reason.
+	FailuresPerSecond map[string]float64 `protobuf:"bytes,4,rep,name=failures_per_second,json=failuresPerSecond,proto3" json:"failures_per_second,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *RequestFigures) Reset() {
+	*x = RequestFigures{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RequestFigures) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RequestFigures) ProtoMessage() {}
+
+func (x *RequestFigures) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RequestFigures.ProtoReflect.Descriptor instead.
+func (*RequestFigures) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *RequestFigures) GetPerSecond() float64 {
+	if x != nil && x.PerSecond != nil {
+		return *x.PerSecond
+	}
+	return 0
+}
+
+func (x *RequestFigures) GetP50Seconds() float64 {
+	if x != nil && x.P50Seconds != nil {
+		return *x.P50Seconds
+	}
+	return 0
+}
+
+func (x *RequestFigures) GetP99Seconds() float64 {
+	if x != nil && x.P99Seconds != nil {
+		return *x.P99Seconds
+	}
+	return 0
+}
+
+func (x *RequestFigures) GetFailuresPerSecond() map[string]float64 {
+	if x != nil {
+		return x.FailuresPerSecond
+	}
+	return nil
+}
+
+// PipelineFigures are the figures of a pipeline.
+type PipelineFigures struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pipeline      *v12.Pipeline          `protobuf:"bytes,1,opt,name=pipeline,proto3" json:"pipeline,omitempty"`
+	Requests      *RequestFigures        `protobuf:"bytes,2,opt,name=requests,proto3" json:"requests,omitempty"`
+	Maps          []*MapStatus           `protobuf:"bytes,3,rep,name=maps,proto3" json:"maps,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PipelineFigures) Reset() {
+	*x = PipelineFigures{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PipelineFigures) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PipelineFigures) ProtoMessage() {}
+
+func (x *PipelineFigures) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PipelineFigures.ProtoReflect.Descriptor instead.
+func (*PipelineFigures) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *PipelineFigures) GetPipeline() *v12.Pipeline {
+	if x != nil {
+		return x.Pipeline
+	}
+	return nil
+}
+
+func (x *PipelineFigures) GetRequests() *RequestFigures {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+func (x *PipelineFigures) GetMaps() []*MapStatus {
+	if x != nil {
+		return x.Maps
+	}
+	return nil
+}
+
+// StageFigures are the figures of a stage. What is not known yet is unset.
+type StageFigures struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Stage string                 `protobuf:"bytes,1,opt,name=stage,proto3" json:"stage,omitempty"`
+	// As in StageStatus.
+	Served         bool         `protobuf:"varint,2,opt,name=served,proto3" json:"served,omitempty"`
+	UnhealthyCause string       `protobuf:"bytes,3,opt,name=unhealthy_cause,json=unhealthyCause,proto3" json:"unhealthy_cause,omitempty"`
+	QueuesCause    string       `protobuf:"bytes,4,opt,name=queues_cause,json=queuesCause,proto3" json:"queues_cause,omitempty"`
+	HostsWanted    *HostsWanted `protobuf:"bytes,5,opt,name=hosts_wanted,json=hostsWanted,proto3" json:"hosts_wanted,omitempty"`
+	// Items that wait for a slot.
+	Queued uint32 `protobuf:"varint,6,opt,name=queued,proto3" json:"queued,omitempty"`
+	// Slots of all hosts, and the mean number of busy ones.
+	Slots               uint32         `protobuf:"varint,7,opt,name=slots,proto3" json:"slots,omitempty"`
+	BusySlots           *float64       `protobuf:"fixed64,8,opt,name=busy_slots,json=busySlots,proto3,oneof" json:"busy_slots,omitempty"`
+	ItemsPerSecond      *float64       `protobuf:"fixed64,9,opt,name=items_per_second,json=itemsPerSecond,proto3,oneof" json:"items_per_second,omitempty"`
+	FaultsPerSecond     *float64       `protobuf:"fixed64,10,opt,name=faults_per_second,json=faultsPerSecond,proto3,oneof" json:"faults_per_second,omitempty"`
+	MeanBatch           *float64       `protobuf:"fixed64,11,opt,name=mean_batch,json=meanBatch,proto3,oneof" json:"mean_batch,omitempty"`
+	QueueWaitP50Seconds *float64       `protobuf:"fixed64,12,opt,name=queue_wait_p50_seconds,json=queueWaitP50Seconds,proto3,oneof" json:"queue_wait_p50_seconds,omitempty"`
+	QueueWaitP99Seconds *float64       `protobuf:"fixed64,13,opt,name=queue_wait_p99_seconds,json=queueWaitP99Seconds,proto3,oneof" json:"queue_wait_p99_seconds,omitempty"`
+	RunP50Seconds       *float64       `protobuf:"fixed64,14,opt,name=run_p50_seconds,json=runP50Seconds,proto3,oneof" json:"run_p50_seconds,omitempty"`
+	RunP99Seconds       *float64       `protobuf:"fixed64,15,opt,name=run_p99_seconds,json=runP99Seconds,proto3,oneof" json:"run_p99_seconds,omitempty"`
+	Hosts               []*HostFigures `protobuf:"bytes,16,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *StageFigures) Reset() {
+	*x = StageFigures{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StageFigures) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StageFigures) ProtoMessage() {}
+
+func (x *StageFigures) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StageFigures.ProtoReflect.Descriptor instead.
+func (*StageFigures) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *StageFigures) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *StageFigures) GetServed() bool {
+	if x != nil {
+		return x.Served
+	}
+	return false
+}
+
+func (x *StageFigures) GetUnhealthyCause() string {
+	if x != nil {
+		return x.UnhealthyCause
+	}
+	return ""
+}
+
+func (x *StageFigures) GetQueuesCause() string {
+	if x != nil {
+		return x.QueuesCause
+	}
+	return ""
+}
+
+func (x *StageFigures) GetHostsWanted() *HostsWanted {
+	if x != nil {
+		return x.HostsWanted
+	}
+	return nil
+}
+
+func (x *StageFigures) GetQueued() uint32 {
+	if x != nil {
+		return x.Queued
+	}
+	return 0
+}
+
+func (x *StageFigures) GetSlots() uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
+}
+
+func (x *StageFigures) GetBusySlots() float64 {
+	if x != nil && x.BusySlots != nil {
+		return *x.BusySlots
+	}
+	return 0
+}
+
+func (x *StageFigures) GetItemsPerSecond() float64 {
+	if x != nil && x.ItemsPerSecond != nil {
+		return *x.ItemsPerSecond
+	}
+	return 0
+}
+
+func (x *StageFigures) GetFaultsPerSecond() float64 {
+	if x != nil && x.FaultsPerSecond != nil {
+		return *x.FaultsPerSecond
+	}
+	return 0
+}
+
+func (x *StageFigures) GetMeanBatch() float64 {
+	if x != nil && x.MeanBatch != nil {
+		return *x.MeanBatch
+	}
+	return 0
+}
+
+func (x *StageFigures) GetQueueWaitP50Seconds() float64 {
+	if x != nil && x.QueueWaitP50Seconds != nil {
+		return *x.QueueWaitP50Seconds
+	}
+	return 0
+}
+
+func (x *StageFigures) GetQueueWaitP99Seconds() float64 {
+	if x != nil && x.QueueWaitP99Seconds != nil {
+		return *x.QueueWaitP99Seconds
+	}
+	return 0
+}
+
+func (x *StageFigures) GetRunP50Seconds() float64 {
+	if x != nil && x.RunP50Seconds != nil {
+		return *x.RunP50Seconds
+	}
+	return 0
+}
+
+func (x *StageFigures) GetRunP99Seconds() float64 {
+	if x != nil && x.RunP99Seconds != nil {
+		return *x.RunP99Seconds
+	}
+	return 0
+}
+
+func (x *StageFigures) GetHosts() []*HostFigures {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+// HostFigures are a host, as far as its metrics and its record in the registry are known.
+type HostFigures struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Host  string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// ready, not ready, draining or disconnected; empty without a record.
+	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// Why it is not ready.
+	Cause         string                 `protobuf:"bytes,3,opt,name=cause,proto3" json:"cause,omitempty"`
+	InFlight      uint32                 `protobuf:"varint,4,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	Queued        uint32                 `protobuf:"varint,5,opt,name=queued,proto3" json:"queued,omitempty"`
+	Slots         uint32                 `protobuf:"varint,6,opt,name=slots,proto3" json:"slots,omitempty"`
+	BusySlots     *float64               `protobuf:"fixed64,7,opt,name=busy_slots,json=busySlots,proto3,oneof" json:"busy_slots,omitempty"`
+	Engine        string                 `protobuf:"bytes,8,opt,name=engine,proto3" json:"engine,omitempty"`
+	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	Workers       []*v12.WorkerRecord    `protobuf:"bytes,10,rep,name=workers,proto3" json:"workers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostFigures) Reset() {
+	*x = HostFigures{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostFigures) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostFigures) ProtoMessage() {}
+
+func (x *HostFigures) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostFigures.ProtoReflect.Descriptor instead.
+func (*HostFigures) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *HostFigures) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *HostFigures) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *HostFigures) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *HostFigures) GetInFlight() uint32 {
+	if x != nil {
+		return x.InFlight
+	}
+	return 0
+}
+
+func (x *HostFigures) GetQueued() uint32 {
+	if x != nil {
+		return x.Queued
+	}
+	return 0
+}
+
+func (x *HostFigures) GetSlots() uint32 {
+	if x != nil {
+		return x.Slots
+	}
+	return 0
+}
+
+func (x *HostFigures) GetBusySlots() float64 {
+	if x != nil && x.BusySlots != nil {
+		return *x.BusySlots
+	}
+	return 0
+}
+
+func (x *HostFigures) GetEngine() string {
+	if x != nil {
+		return x.Engine
+	}
+	return ""
+}
+
+func (x *HostFigures) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *HostFigures) GetWorkers() []*v12.WorkerRecord {
+	if x != nil {
+		return x.Workers
+	}
+	return nil
+}
+
+type ListEndedRequestsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only requests that failed.
+	Failed bool `protobuf:"varint,1,opt,name=failed,proto3" json:"failed,omitempty"`
+	// Only requests that failed at this stage.
+	Stage string `protobuf:"bytes,2,opt,name=stage,proto3" json:"stage,omitempty"`
+	// The most requests to list: 0 means 100, at most 1000.
+	Limit         uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEndedRequestsRequest) Reset() {
+	*x = ListEndedRequestsRequest{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEndedRequestsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEndedRequestsRequest) ProtoMessage() {}
+
+func (x *ListEndedRequestsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEndedRequestsRequest.ProtoReflect.Descriptor instead.
+func (*ListEndedRequestsRequest) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ListEndedRequestsRequest) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
+}
+
+func (x *ListEndedRequestsRequest) GetStage() string {
+	if x != nil {
+		return x.Stage
+	}
+	return ""
+}
+
+func (x *ListEndedRequestsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+type ListEndedRequestsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Without their steps, which ExplainRequest has.
+	Requests      []*v12.RequestReport `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEndedRequestsResponse) Reset() {
+	*x = ListEndedRequestsResponse{}
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEndedRequestsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEndedRequestsResponse) ProtoMessage() {}
+
+func (x *ListEndedRequestsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_stagemesh_admin_v1_mesh_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEndedRequestsResponse.ProtoReflect.Descriptor instead.
+func (*ListEndedRequestsResponse) Descriptor() ([]byte, []int) {
+	return file_stagemesh_admin_v1_mesh_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ListEndedRequestsResponse) GetRequests() []*v12.RequestReport {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
 var File_stagemesh_admin_v1_mesh_proto protoreflect.FileDescriptor
 
 const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\n" +
-	"\x1dstagemesh/admin/v1/mesh.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1cstagemesh/mesh/v1/host.proto\x1a\x1fstagemesh/mesh/v1/metrics.proto\x1a\x1estagemesh/mesh/v1/report.proto\x1a\x1estagemesh/stage/v1/stage.proto\"(\n" +
+	"\x1dstagemesh/admin/v1/mesh.proto\x12\x12stagemesh.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!stagemesh/admin/v1/pipeline.proto\x1a$stagemesh/inference/v1/payload.proto\x1a\x1cstagemesh/mesh/v1/host.proto\x1a\x1fstagemesh/mesh/v1/metrics.proto\x1a stagemesh/mesh/v1/pipeline.proto\x1a\x1estagemesh/mesh/v1/report.proto\x1a\x1estagemesh/stage/v1/stage.proto\"(\n" +
 	"\x10ListHostsRequest\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\"\xa7\x01\n" +
 	"\x11ListHostsResponse\x124\n" +
@@ -1390,7 +2087,93 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\"R\n" +
 	"\x16ExplainRequestResponse\x128\n" +
-	"\x06report\x18\x01 \x01(\v2 .stagemesh.mesh.v1.RequestReportR\x06report2\xb1\x05\n" +
+	"\x06report\x18\x01 \x01(\v2 .stagemesh.mesh.v1.RequestReportR\x06report\"\x15\n" +
+	"\x13WatchFiguresRequest\"\xbb\x04\n" +
+	"\x14WatchFiguresResponse\x12;\n" +
+	"\vanswered_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"answeredAt\x12;\n" +
+	"\vstale_since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"staleSince\x12\x1f\n" +
+	"\vstale_cause\x18\x03 \x01(\tR\n" +
+	"staleCause\x12\x1f\n" +
+	"\vstore_cause\x18\x04 \x01(\tR\n" +
+	"storeCause\x12\x12\n" +
+	"\x04mesh\x18\x05 \x01(\tR\x04mesh\x12\x1a\n" +
+	"\bgateways\x18\x06 \x01(\rR\bgateways\x12\x14\n" +
+	"\x05hosts\x18\a \x01(\rR\x05hosts\x12,\n" +
+	"\x12requests_in_flight\x18\b \x01(\rR\x10requestsInFlight\x12>\n" +
+	"\brequests\x18\t \x01(\v2\".stagemesh.admin.v1.RequestFiguresR\brequests\x12A\n" +
+	"\tpipelines\x18\n" +
+	" \x03(\v2#.stagemesh.admin.v1.PipelineFiguresR\tpipelines\x128\n" +
+	"\x06stages\x18\v \x03(\v2 .stagemesh.admin.v1.StageFiguresR\x06stages\x126\n" +
+	"\x05ended\x18\f \x03(\v2 .stagemesh.mesh.v1.RequestReportR\x05ended\"\xe0\x02\n" +
+	"\x0eRequestFigures\x12\"\n" +
+	"\n" +
+	"per_second\x18\x01 \x01(\x01H\x00R\tperSecond\x88\x01\x01\x12$\n" +
+	"\vp50_seconds\x18\x02 \x01(\x01H\x01R\n" +
+	"p50Seconds\x88\x01\x01\x12$\n" +
+	"\vp99_seconds\x18\x03 \x01(\x01H\x02R\n" +
+	"p99Seconds\x88\x01\x01\x12i\n" +
+	"\x13failures_per_second\x18\x04 \x03(\v29.stagemesh.admin.v1.RequestFigures.FailuresPerSecondEntryR\x11failuresPerSecond\x1aD\n" +
+	"\x16FailuresPerSecondEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\r\n" +
+	"\v_per_secondB\x0e\n" +
+	"\f_p50_secondsB\x0e\n" +
+	"\f_p99_seconds\"\xbd\x01\n" +
+	"\x0fPipelineFigures\x127\n" +
+	"\bpipeline\x18\x01 \x01(\v2\x1b.stagemesh.mesh.v1.PipelineR\bpipeline\x12>\n" +
+	"\brequests\x18\x02 \x01(\v2\".stagemesh.admin.v1.RequestFiguresR\brequests\x121\n" +
+	"\x04maps\x18\x03 \x03(\v2\x1d.stagemesh.admin.v1.MapStatusR\x04maps\"\xce\x06\n" +
+	"\fStageFigures\x12\x14\n" +
+	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x16\n" +
+	"\x06served\x18\x02 \x01(\bR\x06served\x12'\n" +
+	"\x0funhealthy_cause\x18\x03 \x01(\tR\x0eunhealthyCause\x12!\n" +
+	"\fqueues_cause\x18\x04 \x01(\tR\vqueuesCause\x12B\n" +
+	"\fhosts_wanted\x18\x05 \x01(\v2\x1f.stagemesh.admin.v1.HostsWantedR\vhostsWanted\x12\x16\n" +
+	"\x06queued\x18\x06 \x01(\rR\x06queued\x12\x14\n" +
+	"\x05slots\x18\a \x01(\rR\x05slots\x12\"\n" +
+	"\n" +
+	"busy_slots\x18\b \x01(\x01H\x00R\tbusySlots\x88\x01\x01\x12-\n" +
+	"\x10items_per_second\x18\t \x01(\x01H\x01R\x0eitemsPerSecond\x88\x01\x01\x12/\n" +
+	"\x11faults_per_second\x18\n" +
+	" \x01(\x01H\x02R\x0ffaultsPerSecond\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"mean_batch\x18\v \x01(\x01H\x03R\tmeanBatch\x88\x01\x01\x128\n" +
+	"\x16queue_wait_p50_seconds\x18\f \x01(\x01H\x04R\x13queueWaitP50Seconds\x88\x01\x01\x128\n" +
+	"\x16queue_wait_p99_seconds\x18\r \x01(\x01H\x05R\x13queueWaitP99Seconds\x88\x01\x01\x12+\n" +
+	"\x0frun_p50_seconds\x18\x0e \x01(\x01H\x06R\rrunP50Seconds\x88\x01\x01\x12+\n" +
+	"\x0frun_p99_seconds\x18\x0f \x01(\x01H\aR\rrunP99Seconds\x88\x01\x01\x125\n" +
+	"\x05hosts\x18\x10 \x03(\v2\x1f.stagemesh.admin.v1.HostFiguresR\x05hostsB\r\n" +
+	"\v_busy_slotsB\x13\n" +
+	"\x11_items_per_secondB\x14\n" +
+	"\x12_faults_per_secondB\r\n" +
+	"\v_mean_batchB\x19\n" +
+	"\x17_queue_wait_p50_secondsB\x19\n" +
+	"\x17_queue_wait_p99_secondsB\x12\n" +
+	"\x10_run_p50_secondsB\x12\n" +
+	"\x10_run_p99_seconds\"\xd9\x02\n" +
+	"\vHostFigures\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x14\n" +
+	"\x05cause\x18\x03 \x01(\tR\x05cause\x12\x1b\n" +
+	"\tin_flight\x18\x04 \x01(\rR\binFlight\x12\x16\n" +
+	"\x06queued\x18\x05 \x01(\rR\x06queued\x12\x14\n" +
+	"\x05slots\x18\x06 \x01(\rR\x05slots\x12\"\n" +
+	"\n" +
+	"busy_slots\x18\a \x01(\x01H\x00R\tbusySlots\x88\x01\x01\x12\x16\n" +
+	"\x06engine\x18\b \x01(\tR\x06engine\x129\n" +
+	"\n" +
+	"started_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x129\n" +
+	"\aworkers\x18\n" +
+	" \x03(\v2\x1f.stagemesh.mesh.v1.WorkerRecordR\aworkersB\r\n" +
+	"\v_busy_slots\"^\n" +
+	"\x18ListEndedRequestsRequest\x12\x16\n" +
+	"\x06failed\x18\x01 \x01(\bR\x06failed\x12\x14\n" +
+	"\x05stage\x18\x02 \x01(\tR\x05stage\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\"Y\n" +
+	"\x19ListEndedRequestsResponse\x12<\n" +
+	"\brequests\x18\x01 \x03(\v2 .stagemesh.mesh.v1.RequestReportR\brequests2\x88\a\n" +
 	"\vMeshService\x12X\n" +
 	"\tListHosts\x12$.stagemesh.admin.v1.ListHostsRequest\x1a%.stagemesh.admin.v1.ListHostsResponse\x12]\n" +
 	"\n" +
@@ -1399,7 +2182,9 @@ const file_stagemesh_admin_v1_mesh_proto_rawDesc = "" +
 	"ListStages\x12%.stagemesh.admin.v1.ListStagesRequest\x1a&.stagemesh.admin.v1.ListStagesResponse\x12`\n" +
 	"\vWatchStages\x12&.stagemesh.admin.v1.WatchStagesRequest\x1a'.stagemesh.admin.v1.WatchStagesResponse0\x01\x12a\n" +
 	"\fListRequests\x12'.stagemesh.admin.v1.ListRequestsRequest\x1a(.stagemesh.admin.v1.ListRequestsResponse\x12^\n" +
-	"\vListMetrics\x12&.stagemesh.admin.v1.ListMetricsRequest\x1a'.stagemesh.admin.v1.ListMetricsResponse\x12g\n" +
+	"\vListMetrics\x12&.stagemesh.admin.v1.ListMetricsRequest\x1a'.stagemesh.admin.v1.ListMetricsResponse\x12c\n" +
+	"\fWatchFigures\x12'.stagemesh.admin.v1.WatchFiguresRequest\x1a(.stagemesh.admin.v1.WatchFiguresResponse0\x01\x12p\n" +
+	"\x11ListEndedRequests\x12,.stagemesh.admin.v1.ListEndedRequestsRequest\x1a-.stagemesh.admin.v1.ListEndedRequestsResponse\x12g\n" +
 	"\x0eExplainRequest\x12).stagemesh.admin.v1.ExplainRequestRequest\x1a*.stagemesh.admin.v1.ExplainRequestResponseBHZFgithub.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1;adminv1b\x06proto3"
 
 var (
@@ -1414,77 +2199,108 @@ func file_stagemesh_admin_v1_mesh_proto_rawDescGZIP() []byte {
 	return file_stagemesh_admin_v1_mesh_proto_rawDescData
 }
 
-var file_stagemesh_admin_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_stagemesh_admin_v1_mesh_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_stagemesh_admin_v1_mesh_proto_goTypes = []any{
-	(*ListHostsRequest)(nil),       // 0: stagemesh.admin.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),      // 1: stagemesh.admin.v1.ListHostsResponse
-	(*WatchHostsRequest)(nil),      // 2: stagemesh.admin.v1.WatchHostsRequest
-	(*WatchHostsResponse)(nil),     // 3: stagemesh.admin.v1.WatchHostsResponse
-	(*ListStagesRequest)(nil),      // 4: stagemesh.admin.v1.ListStagesRequest
-	(*ListStagesResponse)(nil),     // 5: stagemesh.admin.v1.ListStagesResponse
-	(*WatchStagesRequest)(nil),     // 6: stagemesh.admin.v1.WatchStagesRequest
-	(*WatchStagesResponse)(nil),    // 7: stagemesh.admin.v1.WatchStagesResponse
-	(*StageStatus)(nil),            // 8: stagemesh.admin.v1.StageStatus
-	(*HostsWanted)(nil),            // 9: stagemesh.admin.v1.HostsWanted
-	(*QueueStatus)(nil),            // 10: stagemesh.admin.v1.QueueStatus
-	(*HostStatus)(nil),             // 11: stagemesh.admin.v1.HostStatus
-	(*ListRequestsRequest)(nil),    // 12: stagemesh.admin.v1.ListRequestsRequest
-	(*ListRequestsResponse)(nil),   // 13: stagemesh.admin.v1.ListRequestsResponse
-	(*RequestStatus)(nil),          // 14: stagemesh.admin.v1.RequestStatus
-	(*ListMetricsRequest)(nil),     // 15: stagemesh.admin.v1.ListMetricsRequest
-	(*ListMetricsResponse)(nil),    // 16: stagemesh.admin.v1.ListMetricsResponse
-	(*ExplainRequestRequest)(nil),  // 17: stagemesh.admin.v1.ExplainRequestRequest
-	(*ExplainRequestResponse)(nil), // 18: stagemesh.admin.v1.ExplainRequestResponse
-	(*timestamppb.Timestamp)(nil),  // 19: google.protobuf.Timestamp
-	(*v1.Spec)(nil),                // 20: stagemesh.stage.v1.Spec
-	(*v1.Limits)(nil),              // 21: stagemesh.stage.v1.Limits
-	(v11.Durability)(0),            // 22: stagemesh.inference.v1.Durability
-	(*v12.HostRecord)(nil),         // 23: stagemesh.mesh.v1.HostRecord
-	(*v12.ProcessMetrics)(nil),     // 24: stagemesh.mesh.v1.ProcessMetrics
-	(*v12.RequestReport)(nil),      // 25: stagemesh.mesh.v1.RequestReport
+	(*ListHostsRequest)(nil),          // 0: stagemesh.admin.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),         // 1: stagemesh.admin.v1.ListHostsResponse
+	(*WatchHostsRequest)(nil),         // 2: stagemesh.admin.v1.WatchHostsRequest
+	(*WatchHostsResponse)(nil),        // 3: stagemesh.admin.v1.WatchHostsResponse
+	(*ListStagesRequest)(nil),         // 4: stagemesh.admin.v1.ListStagesRequest
+	(*ListStagesResponse)(nil),        // 5: stagemesh.admin.v1.ListStagesResponse
+	(*WatchStagesRequest)(nil),        // 6: stagemesh.admin.v1.WatchStagesRequest
+	(*WatchStagesResponse)(nil),       // 7: stagemesh.admin.v1.WatchStagesResponse
+	(*StageStatus)(nil),               // 8: stagemesh.admin.v1.StageStatus
+	(*HostsWanted)(nil),               // 9: stagemesh.admin.v1.HostsWanted
+	(*QueueStatus)(nil),               // 10: stagemesh.admin.v1.QueueStatus
+	(*HostStatus)(nil),                // 11: stagemesh.admin.v1.HostStatus
+	(*ListRequestsRequest)(nil),       // 12: stagemesh.admin.v1.ListRequestsRequest
+	(*ListRequestsResponse)(nil),      // 13: stagemesh.admin.v1.ListRequestsResponse
+	(*RequestStatus)(nil),             // 14: stagemesh.admin.v1.RequestStatus
+	(*ListMetricsRequest)(nil),        // 15: stagemesh.admin.v1.ListMetricsRequest
+	(*ListMetricsResponse)(nil),       // 16: stagemesh.admin.v1.ListMetricsResponse
+	(*ExplainRequestRequest)(nil),     // 17: stagemesh.admin.v1.ExplainRequestRequest
+	(*ExplainRequestResponse)(nil),    // 18: stagemesh.admin.v1.ExplainRequestResponse
+	(*WatchFiguresRequest)(nil),       // 19: stagemesh.admin.v1.WatchFiguresRequest
+	(*WatchFiguresResponse)(nil),      // 20: stagemesh.admin.v1.WatchFiguresResponse
+	(*RequestFigures)(nil),            // 21: stagemesh.admin.v1.RequestFigures
+	(*PipelineFigures)(nil),           // 22: stagemesh.admin.v1.PipelineFigures
+	(*StageFigures)(nil),              // 23: stagemesh.admin.v1.StageFigures
+	(*HostFigures)(nil),               // 24: stagemesh.admin.v1.HostFigures
+	(*ListEndedRequestsRequest)(nil),  // 25: stagemesh.admin.v1.ListEndedRequestsRequest
+	(*ListEndedRequestsResponse)(nil), // 26: stagemesh.admin.v1.ListEndedRequestsResponse
+	nil,                               // 27: stagemesh.admin.v1.RequestFigures.FailuresPerSecondEntry
+	(*timestamppb.Timestamp)(nil),     // 28: google.protobuf.Timestamp
+	(*v1.Spec)(nil),                   // 29: stagemesh.stage.v1.Spec
+	(*v1.Limits)(nil),                 // 30: stagemesh.stage.v1.Limits
+	(v11.Durability)(0),               // 31: stagemesh.inference.v1.Durability
+	(*v12.HostRecord)(nil),            // 32: stagemesh.mesh.v1.HostRecord
+	(*v12.ProcessMetrics)(nil),        // 33: stagemesh.mesh.v1.ProcessMetrics
+	(*v12.RequestReport)(nil),         // 34: stagemesh.mesh.v1.RequestReport
+	(*v12.Pipeline)(nil),              // 35: stagemesh.mesh.v1.Pipeline
+	(*MapStatus)(nil),                 // 36: stagemesh.admin.v1.MapStatus
+	(*v12.WorkerRecord)(nil),          // 37: stagemesh.mesh.v1.WorkerRecord
 }
 var file_stagemesh_admin_v1_mesh_proto_depIdxs = []int32{
 	11, // 0: stagemesh.admin.v1.ListHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
-	19, // 1: stagemesh.admin.v1.ListHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	28, // 1: stagemesh.admin.v1.ListHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
 	11, // 2: stagemesh.admin.v1.WatchHostsResponse.hosts:type_name -> stagemesh.admin.v1.HostStatus
-	19, // 3: stagemesh.admin.v1.WatchHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
+	28, // 3: stagemesh.admin.v1.WatchHostsResponse.stale_since:type_name -> google.protobuf.Timestamp
 	8,  // 4: stagemesh.admin.v1.ListStagesResponse.stages:type_name -> stagemesh.admin.v1.StageStatus
-	19, // 5: stagemesh.admin.v1.ListStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	28, // 5: stagemesh.admin.v1.ListStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
 	8,  // 6: stagemesh.admin.v1.WatchStagesResponse.stages:type_name -> stagemesh.admin.v1.StageStatus
-	19, // 7: stagemesh.admin.v1.WatchStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
+	28, // 7: stagemesh.admin.v1.WatchStagesResponse.stale_since:type_name -> google.protobuf.Timestamp
 	10, // 8: stagemesh.admin.v1.StageStatus.queues:type_name -> stagemesh.admin.v1.QueueStatus
-	20, // 9: stagemesh.admin.v1.StageStatus.spec:type_name -> stagemesh.stage.v1.Spec
-	21, // 10: stagemesh.admin.v1.StageStatus.limits:type_name -> stagemesh.stage.v1.Limits
+	29, // 9: stagemesh.admin.v1.StageStatus.spec:type_name -> stagemesh.stage.v1.Spec
+	30, // 10: stagemesh.admin.v1.StageStatus.limits:type_name -> stagemesh.stage.v1.Limits
 	9,  // 11: stagemesh.admin.v1.StageStatus.hosts_wanted:type_name -> stagemesh.admin.v1.HostsWanted
-	19, // 12: stagemesh.admin.v1.HostsWanted.decided_at:type_name -> google.protobuf.Timestamp
-	22, // 13: stagemesh.admin.v1.QueueStatus.durability:type_name -> stagemesh.inference.v1.Durability
-	23, // 14: stagemesh.admin.v1.HostStatus.record:type_name -> stagemesh.mesh.v1.HostRecord
+	28, // 12: stagemesh.admin.v1.HostsWanted.decided_at:type_name -> google.protobuf.Timestamp
+	31, // 13: stagemesh.admin.v1.QueueStatus.durability:type_name -> stagemesh.inference.v1.Durability
+	32, // 14: stagemesh.admin.v1.HostStatus.record:type_name -> stagemesh.mesh.v1.HostRecord
 	14, // 15: stagemesh.admin.v1.ListRequestsResponse.requests:type_name -> stagemesh.admin.v1.RequestStatus
-	22, // 16: stagemesh.admin.v1.RequestStatus.durability:type_name -> stagemesh.inference.v1.Durability
-	19, // 17: stagemesh.admin.v1.RequestStatus.admitted_at:type_name -> google.protobuf.Timestamp
-	19, // 18: stagemesh.admin.v1.RequestStatus.deadline:type_name -> google.protobuf.Timestamp
-	19, // 19: stagemesh.admin.v1.RequestStatus.since:type_name -> google.protobuf.Timestamp
-	24, // 20: stagemesh.admin.v1.ListMetricsResponse.processes:type_name -> stagemesh.mesh.v1.ProcessMetrics
-	25, // 21: stagemesh.admin.v1.ExplainRequestResponse.report:type_name -> stagemesh.mesh.v1.RequestReport
-	0,  // 22: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
-	2,  // 23: stagemesh.admin.v1.MeshService.WatchHosts:input_type -> stagemesh.admin.v1.WatchHostsRequest
-	4,  // 24: stagemesh.admin.v1.MeshService.ListStages:input_type -> stagemesh.admin.v1.ListStagesRequest
-	6,  // 25: stagemesh.admin.v1.MeshService.WatchStages:input_type -> stagemesh.admin.v1.WatchStagesRequest
-	12, // 26: stagemesh.admin.v1.MeshService.ListRequests:input_type -> stagemesh.admin.v1.ListRequestsRequest
-	15, // 27: stagemesh.admin.v1.MeshService.ListMetrics:input_type -> stagemesh.admin.v1.ListMetricsRequest
-	17, // 28: stagemesh.admin.v1.MeshService.ExplainRequest:input_type -> stagemesh.admin.v1.ExplainRequestRequest
-	1,  // 29: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
-	3,  // 30: stagemesh.admin.v1.MeshService.WatchHosts:output_type -> stagemesh.admin.v1.WatchHostsResponse
-	5,  // 31: stagemesh.admin.v1.MeshService.ListStages:output_type -> stagemesh.admin.v1.ListStagesResponse
-	7,  // 32: stagemesh.admin.v1.MeshService.WatchStages:output_type -> stagemesh.admin.v1.WatchStagesResponse
-	13, // 33: stagemesh.admin.v1.MeshService.ListRequests:output_type -> stagemesh.admin.v1.ListRequestsResponse
-	16, // 34: stagemesh.admin.v1.MeshService.ListMetrics:output_type -> stagemesh.admin.v1.ListMetricsResponse
-	18, // 35: stagemesh.admin.v1.MeshService.ExplainRequest:output_type -> stagemesh.admin.v1.ExplainRequestResponse
-	29, // [29:36] is the sub-list for method output_type
-	22, // [22:29] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	31, // 16: stagemesh.admin.v1.RequestStatus.durability:type_name -> stagemesh.inference.v1.Durability
+	28, // 17: stagemesh.admin.v1.RequestStatus.admitted_at:type_name -> google.protobuf.Timestamp
+	28, // 18: stagemesh.admin.v1.RequestStatus.deadline:type_name -> google.protobuf.Timestamp
+	28, // 19: stagemesh.admin.v1.RequestStatus.since:type_name -> google.protobuf.Timestamp
+	33, // 20: stagemesh.admin.v1.ListMetricsResponse.processes:type_name -> stagemesh.mesh.v1.ProcessMetrics
+	34, // 21: stagemesh.admin.v1.ExplainRequestResponse.report:type_name -> stagemesh.mesh.v1.RequestReport
+	28, // 22: stagemesh.admin.v1.WatchFiguresResponse.answered_at:type_name -> google.protobuf.Timestamp
+	28, // 23: stagemesh.admin.v1.WatchFiguresResponse.stale_since:type_name -> google.protobuf.Timestamp
+	21, // 24: stagemesh.admin.v1.WatchFiguresResponse.requests:type_name -> stagemesh.admin.v1.RequestFigures
+	22, // 25: stagemesh.admin.v1.WatchFiguresResponse.pipelines:type_name -> stagemesh.admin.v1.PipelineFigures
+	23, // 26: stagemesh.admin.v1.WatchFiguresResponse.stages:type_name -> stagemesh.admin.v1.StageFigures
+	34, // 27: stagemesh.admin.v1.WatchFiguresResponse.ended:type_name -> stagemesh.mesh.v1.RequestReport
+	27, // 28: stagemesh.admin.v1.RequestFigures.failures_per_second:type_name -> stagemesh.admin.v1.RequestFigures.FailuresPerSecondEntry
+	35, // 29: stagemesh.admin.v1.PipelineFigures.pipeline:type_name -> stagemesh.mesh.v1.Pipeline
+	21, // 30: stagemesh.admin.v1.PipelineFigures.requests:type_name -> stagemesh.admin.v1.RequestFigures
+	36, // 31: stagemesh.admin.v1.PipelineFigures.maps:type_name -> stagemesh.admin.v1.MapStatus
+	9,  // 32: stagemesh.admin.v1.StageFigures.hosts_wanted:type_name -> stagemesh.admin.v1.HostsWanted
+	24, // 33: stagemesh.admin.v1.StageFigures.hosts:type_name -> stagemesh.admin.v1.HostFigures
+	28, // 34: stagemesh.admin.v1.HostFigures.started_at:type_name -> google.protobuf.Timestamp
+	37, // 35: stagemesh.admin.v1.HostFigures.workers:type_name -> stagemesh.mesh.v1.WorkerRecord
+	34, // 36: stagemesh.admin.v1.ListEndedRequestsResponse.requests:type_name -> stagemesh.mesh.v1.RequestReport
+	0,  // 37: stagemesh.admin.v1.MeshService.ListHosts:input_type -> stagemesh.admin.v1.ListHostsRequest
+	2,  // 38: stagemesh.admin.v1.MeshService.WatchHosts:input_type -> stagemesh.admin.v1.WatchHostsRequest
+	4,  // 39: stagemesh.admin.v1.MeshService.ListStages:input_type -> stagemesh.admin.v1.ListStagesRequest
+	6,  // 40: stagemesh.admin.v1.MeshService.WatchStages:input_type -> stagemesh.admin.v1.WatchStagesRequest
+	12, // 41: stagemesh.admin.v1.MeshService.ListRequests:input_type -> stagemesh.admin.v1.ListRequestsRequest
+	15, // 42: stagemesh.admin.v1.MeshService.ListMetrics:input_type -> stagemesh.admin.v1.ListMetricsRequest
+	19, // 43: stagemesh.admin.v1.MeshService.WatchFigures:input_type -> stagemesh.admin.v1.WatchFiguresRequest
+	25, // 44: stagemesh.admin.v1.MeshService.ListEndedRequests:input_type -> stagemesh.admin.v1.ListEndedRequestsRequest
+	17, // 45: stagemesh.admin.v1.MeshService.ExplainRequest:input_type -> stagemesh.admin.v1.ExplainRequestRequest
+	1,  // 46: stagemesh.admin.v1.MeshService.ListHosts:output_type -> stagemesh.admin.v1.ListHostsResponse
+	3,  // 47: stagemesh.admin.v1.MeshService.WatchHosts:output_type -> stagemesh.admin.v1.WatchHostsResponse
+	5,  // 48: stagemesh.admin.v1.MeshService.ListStages:output_type -> stagemesh.admin.v1.ListStagesResponse
+	7,  // 49: stagemesh.admin.v1.MeshService.WatchStages:output_type -> stagemesh.admin.v1.WatchStagesResponse
+	13, // 50: stagemesh.admin.v1.MeshService.ListRequests:output_type -> stagemesh.admin.v1.ListRequestsResponse
+	16, // 51: stagemesh.admin.v1.MeshService.ListMetrics:output_type -> stagemesh.admin.v1.ListMetricsResponse
+	20, // 52: stagemesh.admin.v1.MeshService.WatchFigures:output_type -> stagemesh.admin.v1.WatchFiguresResponse
+	26, // 53: stagemesh.admin.v1.MeshService.ListEndedRequests:output_type -> stagemesh.admin.v1.ListEndedRequestsResponse
+	18, // 54: stagemesh.admin.v1.MeshService.ExplainRequest:output_type -> stagemesh.admin.v1.ExplainRequestResponse
+	46, // [46:55] is the sub-list for method output_type
+	37, // [37:46] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_stagemesh_admin_v1_mesh_proto_init() }
@@ -1492,13 +2308,17 @@ func file_stagemesh_admin_v1_mesh_proto_init() {
 	if File_stagemesh_admin_v1_mesh_proto != nil {
 		return
 	}
+	file_stagemesh_admin_v1_pipeline_proto_init()
+	file_stagemesh_admin_v1_mesh_proto_msgTypes[21].OneofWrappers = []any{}
+	file_stagemesh_admin_v1_mesh_proto_msgTypes[23].OneofWrappers = []any{}
+	file_stagemesh_admin_v1_mesh_proto_msgTypes[24].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stagemesh_admin_v1_mesh_proto_rawDesc), len(file_stagemesh_admin_v1_mesh_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

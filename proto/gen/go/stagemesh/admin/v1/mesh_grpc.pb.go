@@ -19,13 +19,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	MeshService_ListHosts_FullMethodName      = "/stagemesh.admin.v1.MeshService/ListHosts"
-	MeshService_WatchHosts_FullMethodName     = "/stagemesh.admin.v1.MeshService/WatchHosts"
-	MeshService_ListStages_FullMethodName     = "/stagemesh.admin.v1.MeshService/ListStages"
-	MeshService_WatchStages_FullMethodName    = "/stagemesh.admin.v1.MeshService/WatchStages"
-	MeshService_ListRequests_FullMethodName   = "/stagemesh.admin.v1.MeshService/ListRequests"
-	MeshService_ListMetrics_FullMethodName    = "/stagemesh.admin.v1.MeshService/ListMetrics"
-	MeshService_ExplainRequest_FullMethodName = "/stagemesh.admin.v1.MeshService/ExplainRequest"
+	MeshService_ListHosts_FullMethodName         = "/stagemesh.admin.v1.MeshService/ListHosts"
+	MeshService_WatchHosts_FullMethodName        = "/stagemesh.admin.v1.MeshService/WatchHosts"
+	MeshService_ListStages_FullMethodName        = "/stagemesh.admin.v1.MeshService/ListStages"
+	MeshService_WatchStages_FullMethodName       = "/stagemesh.admin.v1.MeshService/WatchStages"
+	MeshService_ListRequests_FullMethodName      = "/stagemesh.admin.v1.MeshService/ListRequests"
+	MeshService_ListMetrics_FullMethodName       = "/stagemesh.admin.v1.MeshService/ListMetrics"
+	MeshService_WatchFigures_FullMethodName      = "/stagemesh.admin.v1.MeshService/WatchFigures"
+	MeshService_ListEndedRequests_FullMethodName = "/stagemesh.admin.v1.MeshService/ListEndedRequests"
+	MeshService_ExplainRequest_FullMethodName    = "/stagemesh.admin.v1.MeshService/ExplainRequest"
 )
 
 // MeshServiceClient is the client API for MeshService service.
@@ -58,6 +60,14 @@ type MeshServiceClient interface {
 	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
 	// of a second. Only programs with an operations port answer.
 	ListMetrics(ctx context.Context, in *ListMetricsRequest, opts ...grpc.CallOption) (*ListMetricsResponse, error)
+	// WatchFigures returns the figures of the mesh each second: rates and quantiles of the last five
+	// seconds, its pipelines, stages and hosts, and the requests that ended last. All watches of a
+	// gateway share one reading of the mesh, and without a watch there is none. While the broker or
+	// the registry cannot be reached the answer is the last known state.
+	WatchFigures(ctx context.Context, in *WatchFiguresRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchFiguresResponse], error)
+	// ListEndedRequests returns the requests that ended last, the last one first, of the gateways
+	// that answer within a quarter of a second. Gateways remember their last 10,000 requests at most.
+	ListEndedRequests(ctx context.Context, in *ListEndedRequestsRequest, opts ...grpc.CallOption) (*ListEndedRequestsResponse, error)
 	// ExplainRequest reports where the time of a request went, whichever gateway took it. It
 	// asks all gateways and hosts, then the stored results and dead letters. NOT_FOUND says
 	// how long gateways remember requests.
@@ -150,6 +160,35 @@ func (c *meshServiceClient) ListMetrics(ctx context.Context, in *ListMetricsRequ
 	return out, nil
 }
 
+func (c *meshServiceClient) WatchFigures(ctx context.Context, in *WatchFiguresRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchFiguresResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &MeshService_ServiceDesc.Streams[2], MeshService_WatchFigures_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchFiguresRequest, WatchFiguresResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type MeshService_WatchFiguresClient = grpc.ServerStreamingClient[WatchFiguresResponse]
+
+func (c *meshServiceClient) ListEndedRequests(ctx context.Context, in *ListEndedRequestsRequest, opts ...grpc.CallOption) (*ListEndedRequestsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListEndedRequestsResponse)
+	err := c.cc.Invoke(ctx, MeshService_ListEndedRequests_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *meshServiceClient) ExplainRequest(ctx context.Context, in *ExplainRequestRequest, opts ...grpc.CallOption) (*ExplainRequestResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ExplainRequestResponse)
@@ -190,6 +229,14 @@ type MeshServiceServer interface {
 	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
 	// of a second. Only programs with an operations port answer.
 	ListMetrics(context.Context, *ListMetricsRequest) (*ListMetricsResponse, error)
+	// WatchFigures returns the figures of the mesh each second: rates and quantiles of the last five
+	// seconds, its pipelines, stages and hosts, and the requests that ended last. All watches of a
+	// gateway share one reading of the mesh, and without a watch there is none. While the broker or
+	// the registry cannot be reached the answer is the last known state.
+	WatchFigures(*WatchFiguresRequest, grpc.ServerStreamingServer[WatchFiguresResponse]) error
+	// ListEndedRequests returns the requests that ended last, the last one first, of the gateways
+	// that answer within a quarter of a second. Gateways remember their last 10,000 requests at most.
+	ListEndedRequests(context.Context, *ListEndedRequestsRequest) (*ListEndedRequestsResponse, error)
 	// ExplainRequest reports where the time of a request went, whichever gateway took it. It
 	// asks all gateways and hosts, then the stored results and dead letters. NOT_FOUND says
 	// how long gateways remember requests.
@@ -221,6 +268,12 @@ func (UnimplementedMeshServiceServer) ListRequests(context.Context, *ListRequest
 }
 func (UnimplementedMeshServiceServer) ListMetrics(context.Context, *ListMetricsRequest) (*ListMetricsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListMetrics not implemented")
+}
+func (UnimplementedMeshServiceServer) WatchFigures(*WatchFiguresRequest, grpc.ServerStreamingServer[WatchFiguresResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchFigures not implemented")
+}
+func (UnimplementedMeshServiceServer) ListEndedRequests(context.Context, *ListEndedRequestsRequest) (*ListEndedRequestsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListEndedRequests not implemented")
 }
 func (UnimplementedMeshServiceServer) ExplainRequest(context.Context, *ExplainRequestRequest) (*ExplainRequestResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExplainRequest not implemented")
@@ -340,6 +393,35 @@ func _MeshService_ListMetrics_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _MeshService_WatchFigures_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchFiguresRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(MeshServiceServer).WatchFigures(m, &grpc.GenericServerStream[WatchFiguresRequest, WatchFiguresResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type MeshService_WatchFiguresServer = grpc.ServerStreamingServer[WatchFiguresResponse]
+
+func _MeshService_ListEndedRequests_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListEndedRequestsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(MeshServiceServer).ListEndedRequests(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: MeshService_ListEndedRequests_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(MeshServiceServer).ListEndedRequests(ctx, req.(*ListEndedRequestsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _MeshService_ExplainRequest_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ExplainRequestRequest)
 	if err := dec(in); err != nil {
@@ -382,6 +464,10 @@ var MeshService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _MeshService_ListMetrics_Handler,
 		},
 		{
+			MethodName: "ListEndedRequests",
+			Handler:    _MeshService_ListEndedRequests_Handler,
+		},
+		{
 			MethodName: "ExplainRequest",
 			Handler:    _MeshService_ExplainRequest_Handler,
 		},
@@ -395,6 +481,11 @@ var MeshService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchStages",
 			Handler:       _MeshService_WatchStages_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchFigures",
+			Handler:       _MeshService_WatchFigures_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -447,7 +447,12 @@ type InFlightQuestion struct {
 	Limit uint32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Which of these requests a gateway runs: it answers with their IDs alone, and hosts do not
 	// answer. Empty means all.
-	RequestIds    []string `protobuf:"bytes,3,rep,name=request_ids,json=requestIds,proto3" json:"request_ids,omitempty"`
+	RequestIds []string `protobuf:"bytes,3,rep,name=request_ids,json=requestIds,proto3" json:"request_ids,omitempty"`
+	// Requests that ended, the last ones, instead of those in flight: gateways answer with reports
+	// without steps. stage is then where they failed.
+	Ended bool `protobuf:"varint,4,opt,name=ended,proto3" json:"ended,omitempty"`
+	// Of those only the ones that failed.
+	Failed        bool `protobuf:"varint,5,opt,name=failed,proto3" json:"failed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -501,6 +506,20 @@ func (x *InFlightQuestion) GetRequestIds() []string {
 		return x.RequestIds
 	}
 	return nil
+}
+
+func (x *InFlightQuestion) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *InFlightQuestion) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
 }
 
 // InFlightAnswer has the requests in flight of a gateway, or those that a host holds.
@@ -670,12 +689,14 @@ const file_stagemesh_mesh_v1_report_proto_rawDesc = "" +
 	"\x04host\x18\x02 \x01(\tR\x04host\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x120\n" +
 	"\x05since\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
-	"\x05items\x18\x05 \x01(\x04R\x05items\"_\n" +
+	"\x05items\x18\x05 \x01(\x04R\x05items\"\x8d\x01\n" +
 	"\x10InFlightQuestion\x12\x14\n" +
 	"\x05stage\x18\x01 \x01(\tR\x05stage\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x1f\n" +
 	"\vrequest_ids\x18\x03 \x03(\tR\n" +
-	"requestIds\"\x9d\x01\n" +
+	"requestIds\x12\x14\n" +
+	"\x05ended\x18\x04 \x01(\bR\x05ended\x12\x16\n" +
+	"\x06failed\x18\x05 \x01(\bR\x06failed\"\x9d\x01\n" +
 	"\x0eInFlightAnswer\x12:\n" +
 	"\areports\x18\x01 \x03(\v2 .stagemesh.mesh.v1.RequestReportR\areports\x12\x18\n" +
 	"\agateway\x18\x02 \x01(\tR\agateway\x12\x14\n" +

@@ -46,6 +46,12 @@ const (
 	MeshServiceListRequestsProcedure = "/stagemesh.admin.v1.MeshService/ListRequests"
 	// MeshServiceListMetricsProcedure is the fully-qualified name of the MeshService's ListMetrics RPC.
 	MeshServiceListMetricsProcedure = "/stagemesh.admin.v1.MeshService/ListMetrics"
+	// MeshServiceWatchFiguresProcedure is the fully-qualified name of the MeshService's WatchFigures
+	// RPC.
+	MeshServiceWatchFiguresProcedure = "/stagemesh.admin.v1.MeshService/WatchFigures"
+	// MeshServiceListEndedRequestsProcedure is the fully-qualified name of the MeshService's
+	// ListEndedRequests RPC.
+	MeshServiceListEndedRequestsProcedure = "/stagemesh.admin.v1.MeshService/ListEndedRequests"
 	// MeshServiceExplainRequestProcedure is the fully-qualified name of the MeshService's
 	// ExplainRequest RPC.
 	MeshServiceExplainRequestProcedure = "/stagemesh.admin.v1.MeshService/ExplainRequest"
@@ -76,6 +82,14 @@ type MeshServiceClient interface {
 	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
 	// of a second. Only programs with an operations port answer.
 	ListMetrics(context.Context, *connect.Request[v1.ListMetricsRequest]) (*connect.Response[v1.ListMetricsResponse], error)
+	// WatchFigures returns the figures of the mesh each second: rates and quantiles of the last five
+	// seconds, its pipelines, stages and hosts, and the requests that ended last. All watches of a
+	// gateway share one reading of the mesh, and without a watch there is none. While the broker or
+	// the registry cannot be reached the answer is the last known state.
+	WatchFigures(context.Context, *connect.Request[v1.WatchFiguresRequest]) (*connect.ServerStreamForClient[v1.WatchFiguresResponse], error)
+	// ListEndedRequests returns the requests that ended last, the last one first, of the gateways
+	// that answer within a quarter of a second. Gateways remember their last 10,000 requests at most.
+	ListEndedRequests(context.Context, *connect.Request[v1.ListEndedRequestsRequest]) (*connect.Response[v1.ListEndedRequestsResponse], error)
 	// ExplainRequest reports where the time of a request went, whichever gateway took it. It
 	// asks all gateways and hosts, then the stored results and dead letters. NOT_FOUND says
 	// how long gateways remember requests.
@@ -129,6 +143,18 @@ func NewMeshServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(meshServiceMethods.ByName("ListMetrics")),
 			connect.WithClientOptions(opts...),
 		),
+		watchFigures: connect.NewClient[v1.WatchFiguresRequest, v1.WatchFiguresResponse](
+			httpClient,
+			baseURL+MeshServiceWatchFiguresProcedure,
+			connect.WithSchema(meshServiceMethods.ByName("WatchFigures")),
+			connect.WithClientOptions(opts...),
+		),
+		listEndedRequests: connect.NewClient[v1.ListEndedRequestsRequest, v1.ListEndedRequestsResponse](
+			httpClient,
+			baseURL+MeshServiceListEndedRequestsProcedure,
+			connect.WithSchema(meshServiceMethods.ByName("ListEndedRequests")),
+			connect.WithClientOptions(opts...),
+		),
 		explainRequest: connect.NewClient[v1.ExplainRequestRequest, v1.ExplainRequestResponse](
 			httpClient,
 			baseURL+MeshServiceExplainRequestProcedure,
@@ -140,13 +166,15 @@ func NewMeshServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 
 // meshServiceClient implements MeshServiceClient.
 type meshServiceClient struct {
-	listHosts      *connect.Client[v1.ListHostsRequest, v1.ListHostsResponse]
-	watchHosts     *connect.Client[v1.WatchHostsRequest, v1.WatchHostsResponse]
-	listStages     *connect.Client[v1.ListStagesRequest, v1.ListStagesResponse]
-	watchStages    *connect.Client[v1.WatchStagesRequest, v1.WatchStagesResponse]
-	listRequests   *connect.Client[v1.ListRequestsRequest, v1.ListRequestsResponse]
-	listMetrics    *connect.Client[v1.ListMetricsRequest, v1.ListMetricsResponse]
-	explainRequest *connect.Client[v1.ExplainRequestRequest, v1.ExplainRequestResponse]
+	listHosts         *connect.Client[v1.ListHostsRequest, v1.ListHostsResponse]
+	watchHosts        *connect.Client[v1.WatchHostsRequest, v1.WatchHostsResponse]
+	listStages        *connect.Client[v1.ListStagesRequest, v1.ListStagesResponse]
+	watchStages       *connect.Client[v1.WatchStagesRequest, v1.WatchStagesResponse]
+	listRequests      *connect.Client[v1.ListRequestsRequest, v1.ListRequestsResponse]
+	listMetrics       *connect.Client[v1.ListMetricsRequest, v1.ListMetricsResponse]
+	watchFigures      *connect.Client[v1.WatchFiguresRequest, v1.WatchFiguresResponse]
+	listEndedRequests *connect.Client[v1.ListEndedRequestsRequest, v1.ListEndedRequestsResponse]
+	explainRequest    *connect.Client[v1.ExplainRequestRequest, v1.ExplainRequestResponse]
 }
 
 // ListHosts calls stagemesh.admin.v1.MeshService.ListHosts.
@@ -179,6 +207,16 @@ func (c *meshServiceClient) ListMetrics(ctx context.Context, req *connect.Reques
 	return c.listMetrics.CallUnary(ctx, req)
 }
 
+// WatchFigures calls stagemesh.admin.v1.MeshService.WatchFigures.
+func (c *meshServiceClient) WatchFigures(ctx context.Context, req *connect.Request[v1.WatchFiguresRequest]) (*connect.ServerStreamForClient[v1.WatchFiguresResponse], error) {
+	return c.watchFigures.CallServerStream(ctx, req)
+}
+
+// ListEndedRequests calls stagemesh.admin.v1.MeshService.ListEndedRequests.
+func (c *meshServiceClient) ListEndedRequests(ctx context.Context, req *connect.Request[v1.ListEndedRequestsRequest]) (*connect.Response[v1.ListEndedRequestsResponse], error) {
+	return c.listEndedRequests.CallUnary(ctx, req)
+}
+
 // ExplainRequest calls stagemesh.admin.v1.MeshService.ExplainRequest.
 func (c *meshServiceClient) ExplainRequest(ctx context.Context, req *connect.Request[v1.ExplainRequestRequest]) (*connect.Response[v1.ExplainRequestResponse], error) {
 	return c.explainRequest.CallUnary(ctx, req)
@@ -209,6 +247,14 @@ type MeshServiceHandler interface {
 	// ListMetrics returns the metrics of all processes of the mesh that answer within a quarter
 	// of a second. Only programs with an operations port answer.
 	ListMetrics(context.Context, *connect.Request[v1.ListMetricsRequest]) (*connect.Response[v1.ListMetricsResponse], error)
+	// WatchFigures returns the figures of the mesh each second: rates and quantiles of the last five
+	// seconds, its pipelines, stages and hosts, and the requests that ended last. All watches of a
+	// gateway share one reading of the mesh, and without a watch there is none. While the broker or
+	// the registry cannot be reached the answer is the last known state.
+	WatchFigures(context.Context, *connect.Request[v1.WatchFiguresRequest], *connect.ServerStream[v1.WatchFiguresResponse]) error
+	// ListEndedRequests returns the requests that ended last, the last one first, of the gateways
+	// that answer within a quarter of a second. Gateways remember their last 10,000 requests at most.
+	ListEndedRequests(context.Context, *connect.Request[v1.ListEndedRequestsRequest]) (*connect.Response[v1.ListEndedRequestsResponse], error)
 	// ExplainRequest reports where the time of a request went, whichever gateway took it. It
 	// asks all gateways and hosts, then the stored results and dead letters. NOT_FOUND says
 	// how long gateways remember requests.
@@ -258,6 +304,18 @@ func NewMeshServiceHandler(svc MeshServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(meshServiceMethods.ByName("ListMetrics")),
 		connect.WithHandlerOptions(opts...),
 	)
+	meshServiceWatchFiguresHandler := connect.NewServerStreamHandler(
+		MeshServiceWatchFiguresProcedure,
+		svc.WatchFigures,
+		connect.WithSchema(meshServiceMethods.ByName("WatchFigures")),
+		connect.WithHandlerOptions(opts...),
+	)
+	meshServiceListEndedRequestsHandler := connect.NewUnaryHandler(
+		MeshServiceListEndedRequestsProcedure,
+		svc.ListEndedRequests,
+		connect.WithSchema(meshServiceMethods.ByName("ListEndedRequests")),
+		connect.WithHandlerOptions(opts...),
+	)
 	meshServiceExplainRequestHandler := connect.NewUnaryHandler(
 		MeshServiceExplainRequestProcedure,
 		svc.ExplainRequest,
@@ -278,6 +336,10 @@ func NewMeshServiceHandler(svc MeshServiceHandler, opts ...connect.HandlerOption
 			meshServiceListRequestsHandler.ServeHTTP(w, r)
 		case MeshServiceListMetricsProcedure:
 			meshServiceListMetricsHandler.ServeHTTP(w, r)
+		case MeshServiceWatchFiguresProcedure:
+			meshServiceWatchFiguresHandler.ServeHTTP(w, r)
+		case MeshServiceListEndedRequestsProcedure:
+			meshServiceListEndedRequestsHandler.ServeHTTP(w, r)
 		case MeshServiceExplainRequestProcedure:
 			meshServiceExplainRequestHandler.ServeHTTP(w, r)
 		default:
@@ -311,6 +373,14 @@ func (UnimplementedMeshServiceHandler) ListRequests(context.Context, *connect.Re
 
 func (UnimplementedMeshServiceHandler) ListMetrics(context.Context, *connect.Request[v1.ListMetricsRequest]) (*connect.Response[v1.ListMetricsResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.MeshService.ListMetrics is not implemented"))
+}
+
+func (UnimplementedMeshServiceHandler) WatchFigures(context.Context, *connect.Request[v1.WatchFiguresRequest], *connect.ServerStream[v1.WatchFiguresResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.MeshService.WatchFigures is not implemented"))
+}
+
+func (UnimplementedMeshServiceHandler) ListEndedRequests(context.Context, *connect.Request[v1.ListEndedRequestsRequest]) (*connect.Response[v1.ListEndedRequestsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("stagemesh.admin.v1.MeshService.ListEndedRequests is not implemented"))
 }
 
 func (UnimplementedMeshServiceHandler) ExplainRequest(context.Context, *connect.Request[v1.ExplainRequestRequest]) (*connect.Response[v1.ExplainRequestResponse], error) {

@@ -1,4 +1,4 @@
-package cli
+package figures
 
 import (
 	"bytes"
@@ -23,7 +23,7 @@ func TestQuantilesLieWithinTheirBuckets(t *testing.T) {
 	for name, test := range map[string]struct {
 		upTo     map[float64]float64
 		count, q float64
-		want     figure
+		want     Figure
 	}{
 		"the middle of the first bucket": {map[float64]float64{1: 10, 2: 10}, 10, .5, .5},
 		"the end of a bucket":            {map[float64]float64{1: 5, 2: 10}, 10, .5, 1},
@@ -32,7 +32,7 @@ func TestQuantilesLieWithinTheirBuckets(t *testing.T) {
 		"above the last bound":           {map[float64]float64{1: 1, 2: 1}, 10, .99, 2},
 		"an exemplar above it":           {map[float64]float64{1: 1, 2: 1, math.Inf(1): 10}, 10, .5, 2},
 		"one value":                      {map[float64]float64{1: 0, 2: 1}, 1, .99, 1.99},
-		"nothing":                        {map[float64]float64{1: 0}, 0, .5, figure(math.NaN())},
+		"nothing":                        {map[float64]float64{1: 0}, 0, .5, Figure(math.NaN())},
 	} {
 		h := histogram{upTo: test.upTo, count: test.count}
 		if got := h.quantile(test.q); math.Abs(float64(got-test.want)) > 1e-9 || math.IsNaN(float64(got)) != math.IsNaN(float64(test.want)) {
@@ -43,17 +43,17 @@ func TestQuantilesLieWithinTheirBuckets(t *testing.T) {
 
 func TestFiguresHaveThreeDigits(t *testing.T) {
 	t.Parallel()
-	for f, want := range map[figure][2]string{
+	for f, want := range map[Figure][2]string{
 		0: {"0.0", "0s"}, 1.234e-6: {"0.0", "1.23µs"}, .0123456: {"0.0", "12.3ms"}, .9999: {"1.0", "1s"}, 12.34: {"12.3", "12.3s"},
 		99.97: {"100", "1m40s"}, 12345.6: {"12346", "3h25m0s"},
 	} {
-		if got := [2]string{f.number(), f.duration()}; got != want {
+		if got := [2]string{f.Number(), f.Duration()}; got != want {
 			t.Errorf("%v: got %q, want %q", float64(f), got, want)
 		}
 	}
-	unknown := figure(math.NaN())
-	if text, err := json.Marshal(unknown); err != nil || string(text) != "null" || unknown.number() != "-" || unknown.duration() != "-" {
-		t.Errorf("an unknown one is %s, %s, %s, %v", text, unknown.number(), unknown.duration(), err)
+	unknown := Figure(math.NaN())
+	if text, err := json.Marshal(unknown); err != nil || string(text) != "null" || unknown.Number() != "-" || unknown.Duration() != "-" {
+		t.Errorf("an unknown one is %s, %s, %s, %v", text, unknown.Number(), unknown.Duration(), err)
 	}
 }
 
@@ -113,7 +113,7 @@ func hostProcess(t *testing.T, id string, batches float64) *meshv1.ProcessMetric
 	sizes := seconds(uint64(batches), "stage=s")
 	sizes.Histogram.SampleSum = proto.Float64(4 * batches)
 	return processOf(t, id, map[string][]*dto.Metric{
-		"stagemesh_stage_items_total":        {counter(4*batches, "stage=s", "outcome=output")},
+		"stagemesh_stage_items_total":        {counter(3*batches, "stage=s", "outcome=output"), counter(batches, "stage=s", "outcome=fault")},
 		"stagemesh_stage_batch_items":        {sizes},
 		"stagemesh_stage_queue_wait_seconds": {seconds(uint64(4*batches), "stage=s")},
 		"stagemesh_stage_run_seconds":        {seconds(uint64(batches), "stage=s")},
@@ -132,39 +132,42 @@ func TestPackedMetricsAreBounded(t *testing.T) {
 		}
 		return processOf(t, id, families)
 	}
-	if got := readProcesses([]*meshv1.ProcessMetrics{large("a", 3), large("bomb", 5), hostProcess(t, "h", 1)}); len(got) != 2 || got["a"] == nil || got["h"] == nil {
+	if got := ReadProcesses([]*meshv1.ProcessMetrics{large("a", 3), large("bomb", 5), hostProcess(t, "h", 1)}); len(got) != 2 || got["a"] == nil || got["h"] == nil {
 		t.Errorf("%d processes are read", len(got))
 	}
 	var many []*meshv1.ProcessMetrics
 	for i := range 20 {
 		many = append(many, large(fmt.Sprint(i), 3))
 	}
-	if got := readProcesses(many); len(got) != 10 {
+	if got := ReadProcesses(many); len(got) != 10 {
 		t.Errorf("%d of many are read", len(got))
 	}
 }
 
 func TestFiguresAddUpAllProcesses(t *testing.T) {
 	t.Parallel()
-	var w topWindow
+	var w Window
 	begun := time.Unix(0, 0)
 	for i := range 3 {
 		n := float64(100 * i)
 		items := func(id string, n float64) *meshv1.ProcessMetrics {
 			return processOf(t, id, map[string][]*dto.Metric{"stagemesh_graph_map_items": {gauge(n, "pipeline=p", "map=each")}})
 		}
-		w.add(topSample{
-			at:        begun.Add(time.Duration(i) * 2 * time.Second),
-			processes: readProcesses([]*meshv1.ProcessMetrics{gatewayProcess(t, "1", n), gatewayProcess(t, "2", 1000+n), hostProcess(t, "h1", n), hostProcess(t, "h2", n), items("m1", 7.5), items("m2", 3), {Process: "x", Families: []byte("x")}}),
-			stages:    []*adminv1.StageStatus{{Stage: "s", Queues: []*adminv1.QueueStatus{{Items: 40}, {Items: 2}}}, {Stage: "idle"}},
+		w.Add(Sample{
+			At:        begun.Add(time.Duration(i) * 2 * time.Second),
+			Processes: ReadProcesses([]*meshv1.ProcessMetrics{gatewayProcess(t, "1", n), gatewayProcess(t, "2", 1000+n), hostProcess(t, "h1", n), hostProcess(t, "h2", n), items("m1", 7.5), items("m2", 3), {Process: "x", Families: []byte("x")}}),
+			Stages:    []*adminv1.StageStatus{{Stage: "s", Queues: []*adminv1.QueueStatus{{Items: 40}, {Items: 2}}}, {Stage: "idle"}},
 		})
 	}
-	f := w.figures()
+	f := w.Figures()
 	if f.Gateways != 2 || f.Hosts != 2 || f.InFlight != 6 || f.RequestsPerSecond != 250 || len(f.FailuresPerSecond) != 1 || f.FailuresPerSecond["QUEUE_FULL"] != 50 {
 		t.Errorf("got %+v", f)
 	}
-	if f.P50.duration() != "15ms" || f.P99.duration() != "19.9ms" {
+	if f.P50.Duration() != "15ms" || f.P99.Duration() != "19.9ms" {
 		t.Errorf("quantiles are %v and %v", f.P50, f.P99)
+	}
+	if a := f.Pipelines["a"]; len(f.Pipelines) != 2 || a.RequestsPerSecond != 150 || a.FailuresPerSecond["QUEUE_FULL"] != 50 || a.P50.Duration() != "15ms" || f.Pipelines["b"].RequestsPerSecond != 100 {
+		t.Errorf("of pipelines got %+v", f.Pipelines)
 	}
 	if f.MapItems["p/each"] != 7.5 || len(f.MapItems) != 1 {
 		t.Errorf("maps have %v", f.MapItems)
@@ -174,8 +177,8 @@ func TestFiguresAddUpAllProcesses(t *testing.T) {
 	}
 	// Of 42 items in the queues 8 run.
 	s := f.Stages[1]
-	if s.ItemsPerSecond != 400 || s.Queue != 34 || s.Hosts != 2 || s.BusySlots != 1 || s.Slots != 4 || s.MeanBatch != 4 ||
-		s.QueueWaitP50.duration() != "15ms" || s.QueueWaitP99.duration() != "19.9ms" || s.RunP50.duration() != "15ms" || s.RunP99.duration() != "19.9ms" {
+	if s.ItemsPerSecond != 400 || s.FaultsPerSecond != 100 || s.Queue != 34 || s.Hosts != 2 || s.BusySlots != 1 || s.Slots != 4 || s.MeanBatch != 4 ||
+		s.QueueWaitP50.Duration() != "15ms" || s.QueueWaitP99.Duration() != "19.9ms" || s.RunP50.Duration() != "15ms" || s.RunP99.Duration() != "19.9ms" {
 		t.Errorf("got %+v", s)
 	}
 }
@@ -202,15 +205,15 @@ func TestFiguresOutliveRestarts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var w topWindow
+			var w Window
 			for _, p := range test.polls {
 				var all []*meshv1.ProcessMetrics
 				for id, n := range p.processes {
 					all = append(all, gatewayProcess(t, id, n))
 				}
-				w.add(topSample{at: time.Unix(p.at, 0), processes: readProcesses(all)})
+				w.Add(Sample{At: time.Unix(p.at, 0), Processes: ReadProcesses(all)})
 			}
-			f := w.figures()
+			f := w.Figures()
 			if got := float64(f.RequestsPerSecond-f.FailuresPerSecond["QUEUE_FULL"]) / 2; math.Abs(got-test.perSecond) > 1e-9 || f.Gateways != test.gateways {
 				t.Errorf("got %v of %d gateways, want %v of %d", got, f.Gateways, test.perSecond, test.gateways)
 			}
