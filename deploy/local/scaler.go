@@ -118,10 +118,10 @@ func (r *scaler) follow(ctx context.Context, pipe *os.File) error {
 			return err
 		}
 	}
-	if ctx.Err() != nil {
-		return nil
+	if err := lines.Err(); ctx.Err() == nil {
+		return err
 	}
-	return lines.Err()
+	return nil
 }
 
 // scale starts or stops replicas of a stage, the last ones first.

@@ -76,13 +76,13 @@ func TestWatchesShareOneReading(t *testing.T) {
 		var all []*[]*adminv1.WatchFiguresResponse
 		for range 20 {
 			all = append(all, w.watch(ctx))
-			time.Sleep(37 * time.Millisecond)
+			<-time.After(37 * time.Millisecond)
 		}
 		first, leave := context.WithCancel(t.Context())
 		gone := w.watch(first)
-		time.Sleep(3 * time.Second)
+		<-time.After(3 * time.Second)
 		leave()
-		time.Sleep(7 * time.Second)
+		<-time.After(7 * time.Second)
 		if w.readings < 9 || w.readings > 13 {
 			t.Errorf("the mesh is read %d times in 11 s", w.readings)
 		}
@@ -100,7 +100,7 @@ func TestWatchesShareOneReading(t *testing.T) {
 		end()
 		synctest.Wait()
 		before := w.readings
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		if w.readings != before {
 			t.Errorf("without a watch the mesh is read %d times", w.readings-before)
 		}
@@ -116,7 +116,7 @@ func TestReadingThatFailsLeavesStaleFigures(t *testing.T) {
 			t.Errorf("without any figures: %v", err)
 		}
 		next := func() *adminv1.WatchFiguresResponse {
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 			out, err := w.currentFigures(t.Context(), nil)
 			if err != nil {
 				t.Fatal(err)
