@@ -317,7 +317,7 @@ func TestChunksBecomeEvents(t *testing.T) {
 			Text   *string
 			Finish *string `json:"finish_reason"`
 		}
-		Usage *struct{ Total_tokens int }//nolint:staticcheck // the API's name
+		Usage *struct{ Total_tokens int } //nolint:staticcheck // the API's name
 	}
 	counted := map[string]string{"prompt_tokens": "1", "completion_tokens": "2"}
 	activating := request.Chunk{RequestID: fronttest.RequestID, Activating: &request.Activating{Stage: "s"}}
