@@ -7,6 +7,7 @@ replace github.com/stagemesh/stagemesh => ../../
 
 require (
 	github.com/compose-spec/compose-go/v2 v2.9.1
+	github.com/goccy/go-yaml v1.19.2
 	github.com/stagemesh/stagemesh v0.0.0
 	go.uber.org/goleak v1.3.0
 )
@@ -39,7 +40,6 @@ require (
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/go-viper/mapstructure/v2 v2.5.0 // indirect
-	github.com/goccy/go-yaml v1.19.2 // indirect
 	github.com/gomlx/exceptions v0.0.3 // indirect
 	github.com/gomlx/gomlx v0.26.0 // indirect
 	github.com/gomlx/onnx-gomlx v0.3.4 // indirect
