@@ -263,12 +263,14 @@ function showRequests() {
   }
 }
 
-function showEnded(table, requests) {
-  fill(table, ["Request", "Ended", "Pipeline", "#Took", "Outcome", "Stage", "~Message", "Tenant"], requests.map((r) => {
+// Those of one stage fit into the panel.
+function showEnded(table, requests, isOfStage = false) {
+  const heads = ["Request", "Ended", "Pipeline", "#Took", "Outcome", "~Message"];
+  fill(table, isOfStage ? heads : [...heads, "Stage", "Tenant"], requests.map((r) => {
     const took = seconds(r.total) ?? 0;
     return [
-      { text: r.requestId, open: () => openRequest(r.requestId) }, clock(Date.parse(r.admittedAt) + took * second), r.pipeline ?? "",
-      duration(took), { text: r.fault?.reason ?? "OK", bad: r.fault !== undefined }, r.fault?.stage ?? "", short(r.fault?.message ?? "", 200), r.tenant ?? ""];
+      { text: r.requestId, open: () => openRequest(r.requestId) }, clock(Date.parse(r.admittedAt) + took * second), r.pipeline ?? "", duration(took),
+      { text: r.fault?.reason ?? "OK", bad: r.fault !== undefined }, short(r.fault?.message ?? "", 200), ...(isOfStage ? [] : [r.fault?.stage ?? "", r.tenant ?? ""])];
   }));
 }
 
@@ -373,6 +375,8 @@ function place(nodes) {
       least = n.y + n.height + gap;
     }
   });
+  const above = Math.min(...nodes.map((n) => n.y)) - margin;
+  nodes.forEach((n) => { n.y -= above; });
 }
 
 let graph = { key: "", nodes: new Map(), edges: [] };
@@ -570,7 +574,7 @@ async function loadFaults() {
   const { requests = [] } = await call("MeshService/ListEndedRequests", { stage: of.replace("stage ", ""), limit: 20 });
   if (opened === of) {
     const table = byID("detail-body").querySelectorAll("table")[2];
-    showEnded(table, requests);
+    showEnded(table, requests, true);
     table.parentElement.hidden = requests.length === 0;
     byID("none").hidden = requests.length > 0;
   }
@@ -599,8 +603,8 @@ async function openRequest(id) {
 function reportOf(r) {
   const usual = (took, of) => duration(seconds(took) ?? 0) + (of === undefined ? "" : ` (${duration(seconds(of))})`);
   const steps = (r.steps ?? []).map(({ timing: t, usual: u }) => [
-    t.path || t.step || "", t.stage ?? "", t.host ?? "", String(t.attempt ?? 0), usual(t.queueWait, u?.queueWait), usual(t.batchWait, u?.batchWait),
-    usual(t.run, u?.run), `${t.batchSize ?? 0}${u === undefined ? "" : ` (${u.batchSize ?? 0})`}`, t.dispatchReason ?? ""]);
+    t.path || t.step || "", usual(t.queueWait, u?.queueWait), usual(t.batchWait, u?.batchWait), usual(t.run, u?.run), `${t.batchSize ?? 0}${u === undefined ? "" : ` (${u.batchSize ?? 0})`}`,
+    t.dispatchReason ?? "", String(t.attempt ?? 0), t.stage ?? "", t.host ?? ""]);
   const kinds = [["queue", "queue"], ["batch", "waiting for its batch"], ["run", "run"]];
   return [
     make("ul", { id: "summary" }, ...(r.summary ?? []).map((sentence) => make("li", {}, sentence))),
@@ -608,7 +612,7 @@ function reportOf(r) {
     make("p", { className: "legend faint" }, ...kinds.map(([className, text]) => make("span", { className }, text)), "between them it is on its way"),
     waterfall(r),
     ...(steps.length === 0 ? [] : [make("p", { className: "faint" }, "In brackets: what is usual."),
-      tableOf(["Step", "Stage", "Host", "#Delivery", "#Queue", "#Batch wait", "#Run", "#Batch", "Dispatch"], steps)]),
+      tableOf(["Step", "#Queue", "#Batch wait", "#Run", "#Batch", "Dispatch", "#Delivery", "Stage", "Host"], steps)]),
     terms([["Pipeline", r.pipeline], ["Tenant", r.tenant], ["Gateway", r.gateway], ["Admitted", r.admittedAt && `${clock(r.admittedAt)}, ${age(r.admittedAt)} ago`],
       ["Took", r.total && usual(r.total, r.usualTotal)], ["Fault", r.fault && `${r.fault.reason}: ${r.fault.message}`], ["Trace", r.traceId],
       ["Dead letter", r.deadLetter], ["Durability", (r.durability ?? "").replace("DURABILITY_", "").toLowerCase()]]),
@@ -703,10 +707,10 @@ function refresh() {
   if (document.hidden || isAsking || shown === undefined) {
     return;
   }
-  const none = (table) => (error) => (error.code === "unauthenticated" ? report(error) : fill(byID(table), ["~There is nothing to show"], [[error.message]]));
+  const quiet = (error) => error.code === "unauthenticated" && report(error);
+  const none = (table) => (error) => quiet(error) || (error.code && fill(byID(table), ["~There is nothing to show"], [[error.message]]));
   byID("jobs").open && loadJobs().catch(none("gates"));
   byID("dead").open && loadLetters().catch(none("letters"));
-  const quiet = (error) => error.code === "unauthenticated" && report(error);
   byID("failed").checked && loadFailed().catch(quiet);
   opened.startsWith("stage ") && loadFaults().catch(quiet);
 }
