@@ -83,6 +83,7 @@ func TestWatchesShareOneReading(t *testing.T) {
 		<-time.After(3 * time.Second)
 		leave()
 		<-time.After(7 * time.Second)
+		synctest.Wait()
 		if w.readings < 9 || w.readings > 13 {
 			t.Errorf("the mesh is read %d times in 11 s", w.readings)
 		}
@@ -101,6 +102,7 @@ func TestWatchesShareOneReading(t *testing.T) {
 		synctest.Wait()
 		before := w.readings
 		<-time.After(time.Hour)
+		synctest.Wait()
 		if w.readings != before {
 			t.Errorf("without a watch the mesh is read %d times", w.readings-before)
 		}
