@@ -382,7 +382,7 @@ test-plain: ## Run the tests without the race detector, but for the slow ones
 test-race: $(CONSUL_BIN)/.built $(ONNX_PYTHON)/.built $(MODELS_PYTHON)/.built ## Run the tests with the race detector (needs a C compiler)
 	@echo "== test with the race detector"
 	@CGO_ENABLED=1 go build -race $(PACKAGES)
-	@CGO_ENABLED=1 go test -vet=off -race $(filter-out $(SLOW),$(UNITS)); status=$$?; \
+	@status=0; CGO_ENABLED=1 go test -vet=off -race $(filter-out $(SLOW),$(UNITS)) || status=$$?; \
 	  CGO_ENABLED=1 go test -vet=off -race -p 1 -timeout 20m $(filter $(SLOW),$(UNITS)) && exit $$status
 
 .PHONY: test-workers
