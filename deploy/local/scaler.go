@@ -111,7 +111,7 @@ func (r *scaler) follow(ctx context.Context, pipe *os.File) error {
 	for lines.Scan() {
 		var stage string
 		var hosts int
-		if _, err := fmt.Sscan(lines.Text(), &stage, &hosts); err != nil {
+		if _, err := fmt.Sscan(lines.Text(), &stage, &hosts); err != nil || hosts < 0 {
 			return fmt.Errorf("order %q: %w", lines.Text(), err)
 		}
 		if err := r.scale(ctx, stage, hosts); err != nil && ctx.Err() == nil {

@@ -70,6 +70,9 @@ func newTokens(text string, hasRoles bool) (Tokens, error) {
 		if strings.ContainsFunc(words[0], func(r rune) bool { return r <= ' ' || r > '~' }) {
 			return Tokens{}, errors.New("a token is one word of visible ASCII")
 		}
+		if strings.HasPrefix(words[0], "role=") {
+			return Tokens{}, errors.New("a line begins with a role; it is the last word of the line of its token")
+		}
 		var holder Holder
 		if last := len(words) - 1; last > 0 && strings.HasPrefix(words[last], "role=") {
 			switch {

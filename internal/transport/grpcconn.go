@@ -402,10 +402,11 @@ func (s *grpcStream) exceed(cost int64) (end func()) {
 		return nil
 	}
 	s.excess = 0
-	if s.answer != nil {
-		return s.answer
+	if answer := s.answer; answer != nil && s.unwritten == 0 {
+		s.answer = nil // once
+		return answer
 	}
-	return func() { s.conn.reset(s.id) }
+	return func() { s.conn.reset(s.id) } // a status would wait behind responses that nobody takes
 }
 
 // reserve reserves the bytes of a message, or checks the length that a prefix declares.

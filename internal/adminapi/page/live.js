@@ -703,16 +703,21 @@ async function openLetter(seq) {
 }
 
 // Loads again what is open.
+let refreshing = false;
+
 function refresh() {
-  if (document.hidden || isAsking || shown === undefined) {
+  if (document.hidden || isAsking || shown === undefined || refreshing) {
     return;
   }
+  refreshing = true; // one round at a time
   const quiet = (error) => error.code === "unauthenticated" && report(error);
   const none = (table) => (error) => quiet(error) || (error.code && fill(byID(table), ["~There is nothing to show"], [[error.message]]));
-  byID("jobs").open && loadJobs().catch(none("gates"));
-  byID("dead").open && loadLetters().catch(none("letters"));
-  byID("failed").checked && loadFailed().catch(quiet);
-  opened.startsWith("stage ") && loadFaults().catch(quiet);
+  Promise.all([
+    byID("jobs").open && loadJobs().catch(none("gates")),
+    byID("dead").open && loadLetters().catch(none("letters")),
+    byID("failed").checked && loadFailed().catch(quiet),
+    opened.startsWith("stage ") && loadFaults().catch(quiet),
+  ]).finally(() => { refreshing = false; });
 }
 
 byID("ask").addEventListener("submit", (event) => {

@@ -105,6 +105,11 @@ func (e *embedding) takeMember(f oipjson.Field) (taken bool, err error) {
 // inferTexts returns the response for each text. The first failure ends the others.
 func (h *calls) inferTexts(ctx context.Context, e *embedding) ([]*request.Response, error) {
 	out := make([]*request.Response, len(e.texts))
+	if e.request.Timeout > 0 { // it is the call's, not each text's
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, e.request.Timeout)
+		defer cancel()
+	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(transport.ManyInFlight)
 	for i, text := range e.texts {

@@ -425,9 +425,9 @@
     }
     if (parts.length === 1 && parts[0].kind !== "tensor") {
       const [{ kind, type, data }] = parts;
-      words.push(`-H ${quoted(`Content-Type: ${type}`)}`, `--data-binary ${quoted(kind === "file" ? `@${data.name}` : data)}`);
+      words.push(`-H ${quoted(`Content-Type: ${type}`)}`, kind === "file" ? `--data-binary ${quoted(`@${data.name}`)}` : `--data-raw ${quoted(data)}`);
     } else if (parts.every((one) => one.kind === "tensor" || one.kind === "text")) {
-      words.push("-H 'Content-Type: application/json'", `--data-binary ${quoted(JSON.stringify(byName(parts)))}`);
+      words.push("-H 'Content-Type: application/json'", `--data-raw ${quoted(JSON.stringify(byName(parts)))}`);
     } else {
       for (const one of parts) {
         const value = one.kind === "file" ? `@"${one.data.name}"` : JSON.stringify(one.data);
