@@ -5,7 +5,7 @@
 (() => {
   // The viewer draws a document of many operations slowly: they are closed, and
   // found by a filter.
-  const many = 40;
+  const many = 64;
 
   const ask = document.getElementById("ask");
   const field = document.getElementById("token");
