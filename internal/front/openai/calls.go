@@ -197,12 +197,7 @@ func (in *input) take(do func(f oipjson.Field) (taken bool, err error)) error {
 			return err
 		}
 	}
-	for name, value := range in.request.Parameters {
-		if err := in.setParameter(name, value); err != nil {
-			return err
-		}
-	}
-	in.request.Parameters = in.parameters
+	in.request.Parameters = payload.Merge(in.parameters, in.request.Parameters)
 	if err := in.request.Parameters.Validate(); err != nil {
 		return fault.Newf(fault.InvalidRequest, "%w", err)
 	}
