@@ -89,10 +89,7 @@ func TestUpgradeRunsJobsOnce(t *testing.T) {
 	flow := func() { f.flow(50) }
 	flow()
 	for _, program := range []string{"", *earlier} {
-		for range f.dispatchers {
-			become(program, flow, f.owner)
-			f.awaitOwner()
-		}
+		become(program, flow, f.dispatchers...)
 		become(program, flow, f.stage, f.gateways[0])
 	}
 	finish()
