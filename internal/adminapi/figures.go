@@ -36,15 +36,15 @@ type sharedFigures struct {
 	// turn holds a value while a watch uses the fields below.
 	turn   chan struct{}
 	window figures.Window
-	// readAt is when the last reading began, which may have failed.
-	readAt time.Time
+	// readAt is when the last reading began, which may have failed, and endedAt when it ended.
+	readAt, endedAt time.Time
 	// last is not changed any more.
 	last *adminv1.WatchFiguresResponse
 }
 
 // currentFigures returns figures that are not old, or the last ones as stale.
 func (h *handler) currentFigures(ctx context.Context, _ *adminv1.WatchFiguresRequest) (*adminv1.WatchFiguresResponse, error) {
-	s := &h.figures
+	s, asked := &h.figures, time.Now()
 	select {
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()
@@ -53,7 +53,7 @@ func (h *handler) currentFigures(ctx context.Context, _ *adminv1.WatchFiguresReq
 	}
 	now := time.Now()
 	gap := now.Sub(s.readAt)
-	if s.last != nil && gap < figuresAge {
+	if s.last != nil && (gap < figuresAge || asked.Before(s.endedAt)) { // those who waited share a slow reading
 		return s.last, nil
 	}
 	if gap > figuresGap {
@@ -74,7 +74,7 @@ func (h *handler) currentFigures(ctx context.Context, _ *adminv1.WatchFiguresReq
 		stale.AnsweredAt, stale.StaleCause = timestamppb.New(now), fault.From(err).Message
 		s.last = stale
 	}
-	s.readAt = time.Now() // a slow reading is as young as others for those who wait
+	s.readAt, s.endedAt = now, time.Now()
 	return s.last, nil
 }
 
