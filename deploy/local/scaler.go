@@ -28,7 +28,7 @@ type scaler struct {
 	// command is stagemesh scale, whose command writes a line for each order into the pipe.
 	command *child
 	pipe    string
-	// replicas are those of each stage.
+	// replicas run each stage.
 	replicas map[string][]*process.Group
 }
 
@@ -53,8 +53,8 @@ func isStage(service *types.ServiceConfig) bool {
 	return len(service.Command) > 0 && service.Command[0] == "stage"
 }
 
-// scaled returns a mesh file whose stages have 0 to maxHosts hosts, unless they say otherwise.
-func scaled(text []byte) ([]byte, error) {
+// addScaler returns a mesh file whose stages have 0 to maxHosts hosts, unless they say otherwise.
+func addScaler(text []byte) ([]byte, error) {
 	var file map[string]any
 	if err := yaml.Unmarshal(text, &file); err != nil {
 		return nil, err

@@ -237,7 +237,7 @@ func (c *child) copy(from, to string) error {
 			text = []byte(c.rewrite(string(text)))
 		}
 		if c.stack.scales && filepath.Base(path) == "mesh.yaml" {
-			if text, err = scaled(text); err != nil {
+			if text, err = addScaler(text); err != nil {
 				return fmt.Errorf("%s: %w", path, err)
 			}
 		}

@@ -254,13 +254,14 @@ func (r *Ring) Latest(failed bool, stage string, limit int) (out []*meshv1.Reque
 			if one.fault == nil && (failed || stage != "") {
 				continue
 			}
-			report := &meshv1.RequestReport{
+			fault := one.decodedFault()
+			if stage != "" && fault.GetStage() != stage {
+				continue
+			}
+			out = append(out, &meshv1.RequestReport{
 				RequestId: string(one.RequestID), Source: meshv1.RequestSource_REQUEST_SOURCE_GATEWAY, Pipeline: string(one.Pipeline), Tenant: one.Tenant,
-				Gateway: string(one.Gateway), AdmittedAt: timestamppb.New(one.AdmittedAt), Total: durationpb.New(one.total), Fault: one.decodedFault(),
-			}
-			if stage == "" || report.GetFault().GetStage() == stage {
-				out = append(out, report)
-			}
+				Gateway: string(one.Gateway), AdmittedAt: timestamppb.New(one.AdmittedAt), Total: durationpb.New(one.total), Fault: fault,
+			})
 		}
 	}
 	return out

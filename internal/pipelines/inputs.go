@@ -47,7 +47,7 @@ func (c *checker) ask(at stepCheck) {
 		if c.gives(source) || !isFirst && (!c.keeps(source) || takesAny && !isRenamed) {
 			continue
 		}
-		c.add(Input{named(want, source), at.Spec.GetBatchAxis() == stagev1.BatchAxis_BATCH_AXIS_ROWS})
+		c.add(Input{withName(want, source), at.Spec.GetBatchAxis() == stagev1.BatchAxis_BATCH_AXIS_ROWS})
 	}
 }
 
@@ -100,7 +100,7 @@ func (c *checker) addItems(m *pipeline.Map, asked []Input) {
 			}
 		}
 		if isItem {
-			in.PartSpec = named(in.PartSpec, source)
+			in.PartSpec = withName(in.PartSpec, source)
 			if t := in.GetTensor(); t != nil {
 				item := t.GetShape()
 				if in.Rows && len(item) > 0 {
@@ -116,8 +116,8 @@ func (c *checker) addItems(m *pipeline.Map, asked []Input) {
 	}
 }
 
-// named returns a copy of a part with a name.
-func named(part *stagev1.PartSpec, name string) *stagev1.PartSpec {
+// withName returns a copy of a part with a name.
+func withName(part *stagev1.PartSpec, name string) *stagev1.PartSpec {
 	out := proto.CloneOf(part)
 	out.Name = name
 	return out

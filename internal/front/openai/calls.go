@@ -140,7 +140,7 @@ type input struct {
 	// fields are the members of the body but model and those that are null. Those that nobody takes
 	// become parameters.
 	fields []oipjson.Field
-	// parameters are those of the body.
+	// parameters are in the body.
 	parameters payload.Parameters
 	memory     *budget.Account
 }
@@ -245,6 +245,16 @@ func (in *input) setParameter(name string, value payload.Value) error {
 	}
 	in.parameters[name] = value
 	return nil
+}
+
+// setCount sets a parameter to a member that is a whole number of at least 1, and returns it.
+func (in *input) setCount(name string, f oipjson.Field) (int64, error) {
+	value, err := f.Parameter()
+	n, whole := value.Int()
+	if err != nil || !whole || n < 1 {
+		return 0, invalid(f.Name, "must be a whole number of at least 1")
+	}
+	return n, in.setParameter(name, value)
 }
 
 // boolean returns a value that is true or false.

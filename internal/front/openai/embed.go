@@ -89,13 +89,7 @@ func (e *embedding) takeMember(f oipjson.Field) (taken bool, err error) {
 			err = invalid(f.Name, "must be float or base64")
 		}
 	case dimensionsParameter:
-		value, perr := f.Parameter()
-		n, whole := value.Int()
-		if perr != nil || !whole || n < 1 {
-			return false, invalid(f.Name, "must be a whole number of at least 1")
-		}
-		e.dimensions = n
-		err = e.setParameter(f.Name, value)
+		e.dimensions, err = e.setCount(f.Name, f)
 	default:
 		return false, nil
 	}
@@ -147,10 +141,7 @@ func (e *embedding) at(i int, err error) error {
 
 // vectorOf returns the vector of a response, in the form of the answer.
 func (e *embedding) vectorOf(r *request.Response) (any, error) {
-	part, ok := payload.Find(r.Outputs, embeddingOutput)
-	if !ok && len(r.Outputs) == 1 {
-		part, ok = r.Outputs[0], true
-	}
+	part, ok := outputOf(r.Outputs, embeddingOutput)
 	if !ok || part.Tensor == nil || part.Tensor.Datatype != tensor.FP32 {
 		return nil, badVector("the pipeline %s gives no output %s, nor one alone, that is FP32", e.request.Pipeline, embeddingOutput)
 	}

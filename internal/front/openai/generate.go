@@ -116,11 +116,7 @@ func (g *generation) takeMember(f oipjson.Field) (taken bool, err error) {
 		}
 		g.withUsage = options.Usage
 	case f.Name == maxTokensParameter, f.Name == "max_completion_tokens":
-		value, perr := f.Parameter()
-		if n, whole := value.Int(); perr != nil || !whole || n < 1 {
-			return false, invalid(f.Name, "must be a whole number of at least 1")
-		}
-		err = g.setParameter(maxTokensParameter, value)
+		_, err = g.setCount(maxTokensParameter, f)
 	case f.Name == stopParameter:
 		err = g.takeStop(f)
 	default:
@@ -382,10 +378,7 @@ func (g *generation) wholeText(r *request.Response) (string, error) {
 
 // textOf returns the text of outputs: the one of that name, or the only one.
 func textOf(outputs []payload.Part) (text string, ok bool, err error) {
-	part, ok := payload.Find(outputs, textOutput)
-	if !ok && len(outputs) == 1 {
-		part, ok = outputs[0], true
-	}
+	part, ok := outputOf(outputs, textOutput)
 	if !ok || part.Tensor != nil {
 		return "", false, nil
 	}
@@ -393,6 +386,14 @@ func textOf(outputs []payload.Part) (text string, ok bool, err error) {
 		return "", false, fault.Newf(fault.RunnerOutputInvalid, "the output %s is not text in UTF-8", part.Name)
 	}
 	return string(part.Blob.Data), true, nil
+}
+
+// outputOf returns the output of that name, or the only one.
+func outputOf(outputs []payload.Part, name string) (payload.Part, bool) {
+	if part, ok := payload.Find(outputs, name); ok || len(outputs) != 1 {
+		return part, ok
+	}
+	return outputs[0], true
 }
 
 // usageOf returns the numbers of tokens with these names in the metadata of a response, and their
