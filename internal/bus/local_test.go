@@ -241,20 +241,31 @@ func TestOnlyUnpublishedPlainItemsAreHandedOver(t *testing.T) {
 // The host has as many items of its queue as it may, and others wait there.
 func TestItemsInTheQueueGoFirst(t *testing.T) {
 	t.Parallel()
-	b := testbed.StartBroker(t).Connect(mesh, func(s *bus.Settings) { s.Local = bus.NewLocal() })
+	const waiting = 20
+	broker := testbed.StartBroker(t)
+	b := broker.Connect(mesh, func(s *bus.Settings) { s.Local = bus.NewLocal() })
 	s := queue()
 	info := ensure(t, b, s)
 	h := pull(t, b, s, 8, places(100, 0))
-	for range 20 {
+	for range waiting {
 		publish(t, b, item("x", func(e *envelope.Envelope) { e.Priority = -1 }))
 	}
+	// The broker counts what waits after it has acknowledged it, and the host knows no more.
+	js := jetStream(t, broker)
+	testbed.Eventually(t, "the broker counts the items", func() bool {
+		consumer, err := js.Consumer(t.Context(), b.Stream(stage, pipeline.Memory), string(pipeline.Low)+"-"+string(info.Epoch))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return consumer.CachedInfo().NumPending == waiting
+	})
 	h.Use(info.Epoch)
 	first := h.next(t)
 	if canTake(b) {
 		t.Error("an item overtook those in the queue")
 	}
 	h.ack(t, first)
-	for range 19 {
+	for range waiting - 1 {
 		h.ack(t, h.next(t))
 	}
 	if !canTake(b) {
