@@ -152,7 +152,7 @@ const (
 // Last returns the last message of a subject in a stream that allows direct
 // reads: nil where there is none, ErrNoQueue where there is no stream.
 func (b *Bus) Last(ctx context.Context, stream, subject string) (*StoredMessage, error) {
-	return b.read(ctx, stream, "$JS.API.DIRECT.GET."+stream+"."+subject, nil)
+	return b.read(ctx, stream, b.largest(stream), "$JS.API.DIRECT.GET."+stream+"."+subject, nil)
 }
 
 // KeyValue is Last of the entry of a key in a bucket of the broker's key-value store.
@@ -160,16 +160,21 @@ func (b *Bus) KeyValue(ctx context.Context, bucket, key string) (*StoredMessage,
 	return b.Last(ctx, keyValueStream(bucket), keyValueEntry(bucket, key))
 }
 
-// At is Last of the message at a sequence number.
-func (b *Bus) At(ctx context.Context, stream string, seq uint64) (*StoredMessage, error) {
-	return b.read(ctx, stream, "$JS.API.DIRECT.GET."+stream, fmt.Appendf(nil, `{"seq":%d}`, seq))
+// At is Last of the message at a sequence number. Size is that of its data in bytes, 0 where it is
+// not known: of large messages few are read at once.
+func (b *Bus) At(ctx context.Context, stream string, seq uint64, size int64) (*StoredMessage, error) {
+	most := b.largest(stream)
+	if size > 0 {
+		most = min(most, size+maxStoredHeader)
+	}
+	return b.read(ctx, stream, most, "$JS.API.DIRECT.GET."+stream, fmt.Appendf(nil, `{"seq":%d}`, seq))
 }
 
 // Next is Last of the first message of a subject, whose tokens may be *, from a sequence number
 // on.
 func (b *Bus) Next(ctx context.Context, stream, subject string, from uint64) (*StoredMessage, error) {
 	next := func(subject string, from uint64) (*StoredMessage, error) {
-		return b.read(ctx, stream, "$JS.API.DIRECT.GET."+stream, fmt.Appendf(nil, `{"seq":%d,"next_by_subj":%q}`, from, subject))
+		return b.read(ctx, stream, b.largest(stream), "$JS.API.DIRECT.GET."+stream, fmt.Appendf(nil, `{"seq":%d,"next_by_subj":%q}`, from, subject))
 	}
 	// From a stream's first message on, the broker looks for a subject among all that the stream
 	// has, so that message is read without one.
@@ -186,8 +191,9 @@ func matches(pattern, subject string) bool {
 	return slices.EqualFunc(wanted, tokens, func(want, token string) bool { return want == "*" || want == token })
 }
 
-func (b *Bus) read(ctx context.Context, stream, subject string, question []byte) (*StoredMessage, error) {
-	msg, err := b.requestStored(ctx, stream, subject, question)
+// read reads a message of at most so many bytes.
+func (b *Bus) read(ctx context.Context, stream string, most int64, subject string, question []byte) (*StoredMessage, error) {
+	msg, err := b.requestStored(ctx, most, subject, question)
 	if err != nil {
 		return nil, err
 	}
@@ -220,6 +226,8 @@ const (
 	maxReadBytes = 32 << 20
 	// smallRecord is more than a message of a stream that keeps small records.
 	smallRecord = 1 << 20
+	// maxStoredHeader is more than the header of a message that this program stores.
+	maxStoredHeader = 32 << 10
 )
 
 // largest returns the size of the largest message that a stream may have.
@@ -234,7 +242,11 @@ func (b *Bus) largest(stream string) int64 {
 // AcquireRead waits for the turn of the context's tenant to read a message of a stream by other means
 // than this package's. The caller calls release once it has the message.
 func (b *Bus) AcquireRead(ctx context.Context, stream string) (release func(), err error) {
-	tenant, n := budget.TenantOf(ctx), b.largest(stream)
+	return b.acquireRead(ctx, b.largest(stream))
+}
+
+func (b *Bus) acquireRead(ctx context.Context, n int64) (release func(), err error) {
+	tenant := budget.TenantOf(ctx)
 	if err := b.reads.Acquire(ctx, tenant, n); err != nil {
 		return nil, err
 	}
@@ -244,8 +256,8 @@ func (b *Bus) AcquireRead(ctx context.Context, stream string) (release func(), e
 // requestStored is request for a stored message, in turns by tenant. What arrives counts against the
 // account of the context. The turn lasts until the message is counted or, if the
 // context ends before, until it arrives: the broker sends it all the same.
-func (b *Bus) requestStored(ctx context.Context, stream, subject string, question []byte) (*nats.Msg, error) {
-	release, err := b.AcquireRead(ctx, stream)
+func (b *Bus) requestStored(ctx context.Context, most int64, subject string, question []byte) (*nats.Msg, error) {
+	release, err := b.acquireRead(ctx, most)
 	if err != nil {
 		return nil, err
 	}

@@ -89,3 +89,26 @@ func TestReadCountsAgainstItsRequest(t *testing.T) {
 		t.Errorf("%d bytes are held after the request", memory.Held())
 	}
 }
+
+// A reader that knows the size of a message reads it beside large ones.
+func TestReadOfASmallMessageDoesNotWaitForLargeOnes(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t, func(o *server.Options) { o.MaxPayload = 10 << 20 })
+	stream, _ := largeMessages(t, broker, 1<<10)
+	b := broker.Connect(mesh)
+	for range 3 {
+		release, err := b.AcquireRead(t.Context(), stream)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+	}
+	if msg, err := b.At(t.Context(), stream, 1, 1<<10); err != nil || len(msg.Data) != 1<<10 {
+		t.Errorf("of a known size: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := b.At(ctx, stream, 1, 0); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("of an unknown size: %v", err)
+	}
+}

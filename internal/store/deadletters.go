@@ -372,7 +372,7 @@ func (s *DeadLetters) newMessage(subject, id string, d *envelope.DeadLetter) (bu
 // message as its item if it fits. It may be repeated. Where the message is none any more,
 // there is no dead letter.
 func (s *DeadLetters) PutJob(ctx context.Context, seq uint64, d envelope.DeadLetter) error {
-	msg, err := s.bus.At(ctx, s.bus.JobStream(d.Queue), seq)
+	msg, err := s.bus.At(ctx, s.bus.JobStream(d.Queue), seq, 0)
 	if err != nil || msg == nil {
 		return s.wrap(err)
 	}

@@ -137,7 +137,7 @@ func (s *Jobs) followRecords(ctx context.Context, queues []pipeline.QueueName, c
 
 // RecordAt is Record by its number: ErrNoJob if another one has replaced it.
 func (s *Jobs) RecordAt(ctx context.Context, seq uint64) (StoredRecord, error) {
-	return s.record(s.bus.At(ctx, s.bus.JobRecordStream(), seq))
+	return s.record(s.bus.At(ctx, s.bus.JobRecordStream(), seq, 0))
 }
 
 // PutChunk keeps a chunk of a job's answer, as long as ends and while there is space. It calls

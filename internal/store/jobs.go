@@ -266,9 +266,9 @@ func (s *Jobs) Queued(ctx context.Context, id pipeline.JobID, tenant string) (St
 	return s.queued(s.bus.Last(ctx, s.bus.JobStream(id.Queue), s.bus.Job(id, tenant)))
 }
 
-// QueuedAt is Queued by the job's number.
-func (s *Jobs) QueuedAt(ctx context.Context, queue pipeline.QueueName, seq uint64) (StoredJob, error) {
-	return s.queued(s.bus.At(ctx, s.bus.JobStream(queue), seq))
+// QueuedAt is Queued by the job's number. Size is the job's in bytes, 0 where it is not known.
+func (s *Jobs) QueuedAt(ctx context.Context, queue pipeline.QueueName, seq uint64, size int64) (StoredJob, error) {
+	return s.queued(s.bus.At(ctx, s.bus.JobStream(queue), seq, size))
 }
 
 // NextQueued returns the first job of a tenant from a number on, "*" for any tenant.
@@ -298,7 +298,7 @@ func (s *Jobs) queued(msg *bus.StoredMessage, err error) (StoredJob, error) {
 // was created again, so the job is read first, unless the stream is the one that Follow began with.
 func (s *Jobs) Remove(ctx context.Context, id pipeline.JobID, seq uint64) error {
 	if !s.isFollowed(ctx, id.Queue) {
-		switch j, err := s.QueuedAt(ctx, id.Queue, seq); {
+		switch j, err := s.QueuedAt(ctx, id.Queue, seq, 0); {
 		case errors.Is(err, ErrNoJob), err == nil && j.ID.UUID != id.UUID:
 			return nil
 		case err != nil && !errors.Is(err, ErrNotAJob):

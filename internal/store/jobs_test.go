@@ -76,7 +76,7 @@ func TestJobIsInItsQueueUntilItIsRemoved(t *testing.T) {
 	if err := s.Remove(t.Context(), id, seq); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.QueuedAt(t.Context(), queue, seq); !errors.Is(err, store.ErrNoJob) {
+	if _, err := s.QueuedAt(t.Context(), queue, seq, 0); !errors.Is(err, store.ErrNoJob) {
 		t.Errorf("after: %v", err)
 	}
 }

@@ -136,7 +136,7 @@ func outcomeOf(a Answer) outcome {
 func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool) {
 	var err error
 	isRead := o.persist(ctx, e, "a job cannot be read", func(ctx context.Context) error {
-		j, err = o.jobs.QueuedAt(ctx, idOf(e).Queue, e.seq)
+		j, err = o.jobs.QueuedAt(ctx, idOf(e).Queue, e.seq, int64(e.size))
 		if err == nil && j.ID.UUID != e.id {
 			err = store.ErrNoJob // the stream is another one
 		}
