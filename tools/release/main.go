@@ -1,6 +1,6 @@
 // Command release builds what a release consists of, from a clean commit, and publishes nothing:
-// archives of the static program, images without an engine, an SBOM, the packages of sdk/python,
-// licences, notes and checksums. Two runs of one commit with one Go are equal byte by byte: all
+// archives of the static program, images without an engine, the Helm chart, an SBOM, the packages of
+// sdk/python and sdk/typescript, licences, notes and checksums. Two runs of one commit with one Go are equal byte by byte: all
 // times are the commit's.
 //
 //	release -version v0.1.0 -out dist/v0.1.0 -sbom .../cyclonedx-gomod -python .../bin/python
@@ -85,7 +85,7 @@ func (r *release) run(ctx context.Context) (err error) {
 	if err := os.WriteFile(filepath.Join(r.out, "NOTES.md"), []byte(notes), 0o644); err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context) error{r.writePrograms, r.writeSBOM, r.writePython} {
+	for _, step := range []func(context.Context) error{r.writePrograms, r.writeSBOM, r.writePython, r.writeChart, r.writeTypeScript} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -315,8 +315,77 @@ func (r *release) writePython(ctx context.Context) error {
 			return err
 		}
 	}
+	wheel := "stagemesh-" + strings.Replace(r.number(), "-rc.", "rc", 1) + "-"
+	if !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(filepath.Base(name), wheel) }) {
+		return fmt.Errorf("sdk/python has another version, %s: set __version__ in sdk/python/stagemesh/__init__.py", filepath.Base(names[0]))
+	}
 	_, err = r.output(ctx, nil, r.python, append([]string{"-m", "twine", "check", "--strict"}, names...)...)
 	return err
+}
+
+// writeChart writes the package of the Helm chart, whose version and image are the release's.
+func (r *release) writeChart(ctx context.Context) error {
+	r.log("chart")
+	return r.writePackage(ctx, "deploy/helm/stagemesh", "stagemesh", "stagemesh-"+r.number()+".tgz", r.chartFile)
+}
+
+var (
+	chartVersion = regexp.MustCompile(`(?m)^version: .*$`)
+	chartImage   = regexp.MustCompile(`(?m)^appVersion: .*$`)
+)
+
+func (r *release) chartFile(f file) file {
+	if f.name == "Chart.yaml" {
+		f.data = chartVersion.ReplaceAll(f.data, []byte("version: "+r.number()))
+		f.data = chartImage.ReplaceAll(f.data, []byte("appVersion: "+r.version))
+	}
+	return f
+}
+
+// writeTypeScript writes the package of sdk/typescript, with the name and the files of npm pack.
+func (r *release) writeTypeScript(ctx context.Context) error {
+	r.log("sdk/typescript")
+	return r.writePackage(ctx, "sdk/typescript", "package", "stagemesh-client-"+r.number()+".tgz", r.typeScriptFile)
+}
+
+var npmVersion = regexp.MustCompile(`(?m)^  "version": ".*",$`)
+
+func (r *release) typeScriptFile(f file) file {
+	switch {
+	case f.name == "package.json":
+		f.data = npmVersion.ReplaceAll(f.data, []byte(`  "version": "`+r.number()+`",`))
+	case f.name != "README.md" && f.name != "LICENSE" && !strings.HasPrefix(f.name, "dist/"):
+		return file{}
+	}
+	return f
+}
+
+// number is the version without the v, which packages have.
+func (r *release) number() string { return strings.TrimPrefix(r.version, "v") }
+
+// writePackage writes a gzipped tar of what the commit has of a folder, below root. Edit returns what
+// becomes of a file; one without a name is left out.
+func (r *release) writePackage(ctx context.Context, folder, root, name string, edit func(file) file) error {
+	archive, err := r.output(ctx, nil, "git", "archive", "--format=tar", "HEAD:"+folder)
+	if err != nil {
+		return err
+	}
+	in, err := readTar(bytes.NewReader(archive))
+	if err != nil {
+		return err
+	}
+	var files []file
+	for _, f := range in {
+		if f = edit(f); f.name != "" {
+			f.name = root + "/" + f.name
+			files = append(files, f)
+		}
+	}
+	out, err := compress(files, r.at)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(r.out, name), out, 0o644)
 }
 
 // writeSums writes the checksums of all files, as sha256sum -c reads them.

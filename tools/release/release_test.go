@@ -129,6 +129,29 @@ func TestImagesAreValidAndReproducible(t *testing.T) {
 	}
 }
 
+func TestPackagesHaveTheVersionOfTheRelease(t *testing.T) {
+	t.Parallel()
+	r := release{version: "v1.2.3-rc.1"}
+	edited := func(path, name string, edit func(file) file) string {
+		data, err := os.ReadFile(filepath.Join("../..", path, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(edit(file{name: name, data: data}).data)
+	}
+	if chart := edited("deploy/helm/stagemesh", "Chart.yaml", r.chartFile); !strings.Contains(chart, "\nversion: 1.2.3-rc.1\n") || !strings.Contains(chart, "\nappVersion: v1.2.3-rc.1\n") {
+		t.Errorf("the chart is\n%s", chart)
+	}
+	if npm := edited("sdk/typescript", "package.json", r.typeScriptFile); strings.Count(npm, `"version": "1.2.3-rc.1"`) != 1 {
+		t.Errorf("package.json is\n%s", npm)
+	}
+	for name, want := range map[string]bool{"dist/index.js": true, "README.md": true, "LICENSE": true, "src/index.ts": false, "package-lock.json": false, ".npmrc": false} {
+		if got := r.typeScriptFile(file{name: name}).name != ""; got != want {
+			t.Errorf("%s is packed: %t", name, got)
+		}
+	}
+}
+
 func TestAuthoritiesAreThere(t *testing.T) {
 	t.Parallel()
 	if n := bytes.Count(authorities(), []byte("BEGIN CERTIFICATE")); n < 100 {
