@@ -109,6 +109,8 @@ RELEASE_PYTHON := $(call env_dir,release-python,$(PYTHON),tools/release/requirem
 CLIENTS_PYTHON := $(call env_dir,clients-python,$(PYTHON),$(CLIENTS)/python/requirements.txt)
 PEER_PYTHON     = $(call env_dir,peer-$(1),$(PYTHON),bench/peers/$(1).txt)
 CLIENTS_NODE   := $(call env_dir,clients-node,node,$(CLIENTS)/node/package-lock.json)
+# The Python that generates proto/gen/python.
+GRPC_PYTHON := $(call env_dir,grpc-python,$(PYTHON),proto/requirements.txt)
 # What compiles sdk/typescript, with its dependencies.
 TYPESCRIPT_NODE := $(call env_dir,typescript-node,node,sdk/typescript/package-lock.json)
 
@@ -155,6 +157,7 @@ endef
 $(eval $(call python_rule,$(PYTHON_ENV),sdk/python/requirements-dev.txt,9))
 $(eval $(call python_rule,$(ONNX_PYTHON),services/onnx/requirements-dev.txt,11))
 $(eval $(call python_rule,$(RELEASE_PYTHON),tools/release/requirements.txt,9))
+$(eval $(call python_rule,$(GRPC_PYTHON),proto/requirements.txt,9))
 $(eval $(call python_rule,$(MODELS_PYTHON),test/modelstest/requirements.txt,11))
 $(eval $(call python_rule,$(CLIENTS_PYTHON),$(CLIENTS)/python/requirements.txt,11,12))
 $(foreach peer,$(PEERS) ocr,$(eval $(call python_rule,$(call PEER_PYTHON,$(peer)),bench/peers/$(peer).txt,10)))
@@ -172,6 +175,12 @@ $(1)/.built:
 endef
 $(eval $(call node_rule,$(CLIENTS_NODE),$(CLIENTS)/node))
 $(eval $(call node_rule,$(TYPESCRIPT_NODE),sdk/typescript))
+
+# Generates what callers in Python need into the folder $(1). The package stagemesh is sdk/python's, so this has another.
+generate_python = rm -rf $(1) && mkdir -p $(1) \
+  && $(GRPC_PYTHON)/bin/python -m grpc_tools.protoc -Iproto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) proto/stagemesh/inference/v1/*.proto \
+  && mv $(1)/stagemesh $(1)/stagemesh_grpc \
+  && find $(1) -name '*.py*' -exec sed -i.old 's/^from stagemesh\./from stagemesh_grpc./' {} + && find $(1) -name '*.old' -delete
 
 # Compiles sdk/typescript into the folder $(1). The compiler looks for node_modules beside a copy of the sources.
 compile_typescript = copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
@@ -221,9 +230,10 @@ format: $(LINT_BIN)/.built $(BUF_BIN)/.built ## Format the Go code and the proto
 	@$(buf) format --write
 
 .PHONY: generate
-generate: $(BUF_BIN)/.built $(TYPESCRIPT_NODE)/.built ## Regenerate proto/gen and the code of sdk/typescript from the protobuf files
+generate: $(BUF_BIN)/.built $(TYPESCRIPT_NODE)/.built $(GRPC_PYTHON)/.built ## Regenerate proto/gen and the code of sdk/typescript from the protobuf files
 	@$(buf) generate
 	@$(buf) generate --template sdk/typescript/buf.gen.yaml
+	@$(call generate_python,proto/gen/python)
 	@$(MAKE) --no-print-directory typescript
 
 .PHONY: typescript
@@ -494,11 +504,12 @@ python-bench: ## Measure what sdk/python costs a batch, against a raw socket (ne
 # Generates into an empty folder, so files that git does not track, or that no
 # protobuf file stands behind any more, are differences too.
 .PHONY: check-generated
-check-generated: $(BUF_BIN)/.built $(TYPESCRIPT_NODE)/.built ## Check that proto/gen and the code of sdk/typescript are what the protobuf files and sources generate
+check-generated: $(BUF_BIN)/.built $(TYPESCRIPT_NODE)/.built $(GRPC_PYTHON)/.built ## Check that proto/gen and the code of sdk/typescript are what the protobuf files and sources generate
 	@echo "== check-generated"
 	@out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
 	  $(buf) generate --output "$$out"; \
 	  $(buf) generate --template sdk/typescript/buf.gen.yaml --output "$$out"; \
+	  $(call generate_python,"$$out/proto/gen/python"); \
 	  for folder in proto/gen sdk/typescript/src/gen; do \
 	    diff -r $$folder "$$out/$$folder" || { echo "$$folder is out of date: make generate"; exit 1; }; \
 	  done

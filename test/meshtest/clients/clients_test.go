@@ -13,7 +13,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/testbed"
+	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
 // protocol is the file of the protocol's gRPC form, of the repository.
@@ -50,6 +52,45 @@ func TestTritonclientInfersAndStreams(t *testing.T) {
 			}
 		}
 	})
+}
+
+// stubs is the folder with the generated code for Python.
+const stubs = "../../../proto/gen/python"
+
+func TestStubsForPythonInferAndStream(t *testing.T) {
+	t.Parallel()
+	tools, mesh := installTools(t), startMesh(t)
+	folder, err := filepath.Abs(stubs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mesh.onEachPort(t, func(t *testing.T, address string) {
+		cmd := exec.CommandContext(t.Context(), tools.python, "-B", "-m", "unittest", "--verbose", "test_grpc")
+		cmd.Dir, cmd.Env = "python", append(os.Environ(), "MESH="+address, "PYTHONPATH="+folder)
+		if said, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(said), "Ran 4 tests") {
+			t.Errorf("%v\n%s", err, said)
+		}
+	})
+}
+
+// The script of the guide runs as it stands, but for the address.
+func TestScriptOfTheStubsReadsADigit(t *testing.T) {
+	t.Parallel()
+	tools := installTools(t)
+	mesh := testMesh{meshtest.Start(t, meshtest.FromFile(t, meshtest.Load(t, "../../../examples/digits/mesh.yaml"), stagemesh.FileSettings{}))}
+	for block := range strings.SplitSeq(read(t, "../../../docs/clients.md"), "```python\n") {
+		script, _, _ := strings.Cut(block, "```")
+		if !strings.Contains(script, "import inference_pb2_grpc") {
+			continue
+		}
+		cmd := exec.CommandContext(t.Context(), tools.python, "-B", "-c", strings.ReplaceAll(script, "127.0.0.1:8080", mesh.address()))
+		cmd.Dir, cmd.Env = "../../..", append(os.Environ(), "PYTHONPATH=proto/gen/python")
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), `raw: "\001\000\000\0009`) {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	t.Error("docs/clients.md has no script of the stubs")
 }
 
 func TestNodeClientInfersWithoutGeneratedCode(t *testing.T) {
