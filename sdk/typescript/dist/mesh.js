@@ -89,7 +89,9 @@ export class Mesh {
      */
     async *inferMany(pipeline, items, { inFlight = 64, ordered = true, ...options } = {}) {
         const { abort, unlink } = link(this.settle(options).signal);
-        const settled = this.settle({ ...options, idempotencyKey: "", signal: abort.signal });
+        const settled = this.settle({ ...options, idempotencyKey: "" });
+        const inside = new Set(); // Node warns where one signal has many listeners
+        abort.signal.addEventListener("abort", () => inside.forEach((one) => one.abort(abort.signal.reason)));
         const done = new Map();
         let [begun, taken, hasEnded] = [0, 0, false];
         let failure = undefined; // of the items, or a defect
@@ -97,13 +99,17 @@ export class Mesh {
         const change = () => new Promise((resolve) => waiting.push(resolve));
         const wake = () => waiting.splice(0).forEach((resolve) => resolve());
         const run = async (number, inputs) => {
+            const own = new AbortController();
+            inside.add(own);
             try {
-                done.set(number, { number, answer: await this.run(pipeline, inputs, settled, firstKey(settled)) });
+                const answer = await this.run(pipeline, inputs, { ...settled, signal: own.signal }, firstKey(settled));
+                done.set(number, { number, answer });
             }
             catch (error) {
                 failure ??= error instanceof Fault ? undefined : { error };
                 done.set(number, { number, fault: error });
             }
+            inside.delete(own);
             wake();
         };
         const feed = async () => {

@@ -135,7 +135,9 @@ export class Mesh {
     { inFlight = 64, ordered = true, ...options }: Options & { inFlight?: number; ordered?: boolean } = {},
   ): AsyncGenerator<Outcome<O>, void, undefined> {
     const { abort, unlink } = link(this.settle(options).signal);
-    const settled = this.settle({ ...options, idempotencyKey: "", signal: abort.signal });
+    const settled = this.settle({ ...options, idempotencyKey: "" });
+    const inside = new Set<AbortController>(); // Node warns where one signal has many listeners
+    abort.signal.addEventListener("abort", () => inside.forEach((one) => one.abort(abort.signal.reason)));
     const done = new Map<number, Outcome<O>>();
     let [begun, taken, hasEnded] = [0, 0, false];
     let failure = undefined as { error: unknown } | undefined; // of the items, or a defect
@@ -143,12 +145,16 @@ export class Mesh {
     const change = (): Promise<void> => new Promise((resolve) => waiting.push(resolve));
     const wake = (): void => waiting.splice(0).forEach((resolve) => resolve());
     const run = async (number: number, inputs: Inputs): Promise<void> => {
+      const own = new AbortController();
+      inside.add(own);
       try {
-        done.set(number, { number, answer: await this.run<O>(pipeline, inputs, settled, firstKey(settled)) });
+        const answer = await this.run<O>(pipeline, inputs, { ...settled, signal: own.signal }, firstKey(settled));
+        done.set(number, { number, answer });
       } catch (error) {
         failure ??= error instanceof Fault ? undefined : { error };
         done.set(number, { number, fault: error as Fault });
       }
+      inside.delete(own);
       wake();
     };
     const feed = async (): Promise<void> => {

@@ -23,10 +23,10 @@ import (
 	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
-// The client for TypeScript keeps the promises of the one for Python, with fetch.
+// The client for TypeScript keeps the promises of the one for Python, with fetch over HTTP/1.1 and over HTTP/2.
 func TestClientOfTheTypeScriptSDKKeepsItsPromises(t *testing.T) {
 	t.Parallel()
-	for _, transport := range []string{"fetch"} {
+	for _, transport := range []string{"fetch", "http2"} {
 		t.Run(transport, func(t *testing.T) {
 			t.Parallel()
 			mesh := startSecureMesh(t)
@@ -69,7 +69,9 @@ func nodeTest(t *testing.T, name, transport string) *exec.Cmd {
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.CommandContext(t.Context(), "node", name)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, "node", name)
 	cmd.Dir, cmd.Env = folder, os.Environ()
 	if transport == "http2" {
 		cmd.Env = append(cmd.Env, "HTTP2=1")

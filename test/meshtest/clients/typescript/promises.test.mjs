@@ -17,11 +17,13 @@ const encoder = new TextEncoder();
 
 function meshAt(url, settings = {}) {
   const ca = readFileSync(MESH_CA);
-  const transport = HTTP2 && createConnectTransport({ baseUrl: url, httpVersion: "2", nodeOptions: { ca } });
+  const nodeOptions = { ca, maxSessionMemory: 2 ** 32 - 1 }; // as docs/clients.md says
+  const transport = HTTP2 && createConnectTransport({ baseUrl: url, httpVersion: "2", nodeOptions });
   return new Mesh(url, { token: MESH_TOKEN, transport: transport || undefined, ...settings });
 }
 
 const mesh = meshAt(MESH);
+process.on("warning", (warning) => { throw warning; });
 
 test("inputs come back", async () => {
   const inputs = {
