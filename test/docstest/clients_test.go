@@ -129,23 +129,25 @@ func writeTypedClient(t *testing.T, path, url string) {
 	})
 }
 
-// The scripts of the guide for Python run as they stand, but for the address, and print what they should.
-func TestScriptsOfThePythonClientRun(t *testing.T) {
+// The scripts of the guide for Python and JavaScript run as they stand, but for the address, and print what they should.
+func TestScriptsOfTheClientsRun(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	if err := os.CopyFS(folder, python.Files()); err != nil {
 		t.Fatal(err)
 	}
+	modules := meshtest.TypeScriptClient(t)
 	urls := map[string]string{}
 	for _, example := range []string{"digits", "text-stream", "nightly"} {
 		urls[example] = startExample(t, example)
 	}
 	writeTypedClient(t, filepath.Join(folder, "digits_mesh.py"), urls["digits"])
-	ran := 0
+	ran := map[string]int{}
 	found, _ := blocks(read(t, "docs/clients.md"))
 	for _, b := range found {
 		text := strings.Join(b.lines, "\n") + "\n"
-		if b.language != "python" || !strings.Contains(text, "stagemesh.client") {
+		folders := map[string]string{"python": folder, "js": modules}
+		if folders[b.language] == "" || !strings.Contains(text, "stagemesh.client") && !strings.Contains(text, "@stagemesh/client") {
 			continue
 		}
 		example, want := "digits", "9"
@@ -156,16 +158,26 @@ func TestScriptsOfThePythonClientRun(t *testing.T) {
 			example = "nightly"
 		case strings.Contains(text, "except"):
 			want = ""
+		case strings.Contains(text, "catch (fault)"):
+			want = "INVALID_INPUT decode"
+		case strings.Contains(text, "connect-node"):
+			want = "-7" // the ID of a request
 		}
-		ran++
-		path := testbed.WriteFile(t, "script.py", strings.ReplaceAll(text, "http://127.0.0.1:8080", urls[example]))
-		script := exec.CommandContext(t.Context(), "python3", "-B", path)
+		ran[b.language]++
+		path := filepath.Join(folders[b.language], "script.mjs")
+		if err := os.WriteFile(path, []byte(strings.ReplaceAll(text, "http://127.0.0.1:8080", urls[example])), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		script := exec.CommandContext(t.Context(), "node", path)
+		if b.language == "python" {
+			script = exec.CommandContext(t.Context(), "python3", "-B", path)
+		}
 		script.Dir, script.Env = repository, append(os.Environ(), "PYTHONPATH="+folder)
 		if out, err := script.CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
 			t.Errorf("docs/clients.md:%d prints %s, %v", b.line, out, err)
 		}
 	}
-	if ran != 8 {
+	if ran["python"] != 8 || ran["js"] != 6 {
 		t.Errorf("%d scripts ran", ran)
 	}
 }
