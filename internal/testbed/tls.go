@@ -31,7 +31,8 @@ func NewAuthority(t testing.TB) *Authority {
 	t.Helper()
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "the test's authority"},
-		NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	a := &Authority{t: t, Roots: x509.NewCertPool(), key: newKey(t), issued: 1}
 	data, err := x509.CreateCertificate(rand.Reader, template, template, a.key.Public(), a.key)
@@ -63,7 +64,8 @@ func (a *Authority) issue(notAfter time.Time, names []string) (certFile, keyFile
 	a.t.Helper()
 	a.issued++
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(a.issued), Subject: pkix.Name{CommonName: names[0]}, NotAfter: notAfter,
+		SerialNumber: big.NewInt(a.issued), Subject: pkix.Name{CommonName: names[0]},
+		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: notAfter,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	for _, name := range names {

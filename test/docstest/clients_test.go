@@ -178,6 +178,6 @@ func TestScriptsOfTheClientsRun(t *testing.T) {
 		}
 	}
 	if ran["python"] != 8 || ran["js"] != 6 {
-		t.Errorf("%d scripts ran", ran)
+		t.Errorf("so many scripts ran: %v", ran)
 	}
 }
