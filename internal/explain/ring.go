@@ -73,8 +73,9 @@ type record struct {
 	branches []envelope.Branch
 	traceID  string
 	total    time.Duration
-	// fault is an encoded mesh.v1.Fault; nil for success.
-	fault []byte
+	// fault is an encoded mesh.v1.Fault, nil for success, and failedAt its stage. The bytes never change.
+	fault    []byte
+	failedAt string
 	// weight orders the slowest.
 	weight float64
 }
@@ -134,6 +135,9 @@ func (r *Ring) Add(e *envelope.Envelope, steps []envelope.StepTiming, branches [
 		RequestID: e.RequestID, Pipeline: own(r, e.Pipeline, one.Pipeline), Tenant: e.Tenant, Gateway: e.Gateway, Durability: e.Durability,
 		AdmittedAt: e.AdmittedAt, Deadline: e.Deadline, Timings: one.Timings[:0],
 	}}
+	if f != nil {
+		one.failedAt = own(r, f.Stage, "")
+	}
 	if f != nil && f.Reason == fault.DeadlineExceeded && len(steps) == 0 && e.ExecutionID != "" {
 		one.ExecutionID, one.Timings = e.ExecutionID, slices.Grow(one.Timings, len(e.Route))
 		r.late[one.ExecutionID] = one
@@ -244,24 +248,28 @@ func (r *Ring) Find(id pipeline.RequestID) *meshv1.RequestReport {
 // Latest returns the requests that ended last, the last one first, at most limit, without their
 // steps: of failed ones alone if failed is true, and if stage is not empty those that failed there.
 func (r *Ring) Latest(failed bool, stage string, limit int) (out []*meshv1.RequestReport) {
+	for _, one := range r.latest(failed, stage, limit) {
+		out = append(out, &meshv1.RequestReport{
+			RequestId: string(one.RequestID), Source: meshv1.RequestSource_REQUEST_SOURCE_GATEWAY, Pipeline: string(one.Pipeline), Tenant: one.Tenant,
+			Gateway: string(one.Gateway), AdmittedAt: timestamppb.New(one.AdmittedAt), Total: durationpb.New(one.total), Fault: one.decodedFault(),
+		})
+	}
+	return out
+}
+
+// latest returns copies of the records for Latest. Their steps and branches may be overwritten.
+func (r *Ring) latest(failed bool, stage string, limit int) (out []record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, records := range [][]*record{r.recent.records, r.failed.records} { // the failed ones are older
 		for _, one := range slices.Backward(records) {
-			if len(out) >= limit {
+			switch {
+			case len(out) >= limit:
 				return out
+			case one.fault == nil && (failed || stage != ""), stage != "" && one.failedAt != stage:
+			default:
+				out = append(out, *one)
 			}
-			if one.fault == nil && (failed || stage != "") {
-				continue
-			}
-			fault := one.decodedFault()
-			if stage != "" && fault.GetStage() != stage {
-				continue
-			}
-			out = append(out, &meshv1.RequestReport{
-				RequestId: string(one.RequestID), Source: meshv1.RequestSource_REQUEST_SOURCE_GATEWAY, Pipeline: string(one.Pipeline), Tenant: one.Tenant,
-				Gateway: string(one.Gateway), AdmittedAt: timestamppb.New(one.AdmittedAt), Total: durationpb.New(one.total), Fault: fault,
-			})
 		}
 	}
 	return out

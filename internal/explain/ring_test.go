@@ -154,6 +154,26 @@ func TestLatestRequestsComeFirst(t *testing.T) {
 	}
 }
 
+// Add waits while Latest has the lock.
+func TestLatestDecodesOnlyFaultsThatItReturns(t *testing.T) {
+	r := NewRing()
+	for n := range 100 {
+		r.Add(request(n, 0), nil, nil, time.Second, fault.New(fault.RunnerFailed, "it broke").At("a", "", ""), "")
+	}
+	if n := testing.AllocsPerRun(100, func() { r.Latest(true, "b", 1) }); n != 0 {
+		t.Errorf("to find nothing costs %v allocations", n)
+	}
+}
+
+func TestLatestFindsLongFaultByStage(t *testing.T) {
+	t.Parallel()
+	r := NewRing()
+	r.Add(request(1, 0), nil, nil, time.Second, fault.New(fault.RunnerFailed, strings.Repeat("x", 2*maxFault)).At("a", "", ""), "")
+	if got := r.Latest(true, "a", 1); len(got) != 1 || len(got[0].GetFault().GetMessage()) != maxMessage {
+		t.Errorf("found %v", got)
+	}
+}
+
 func TestRingIsBoundedInBytes(t *testing.T) {
 	t.Parallel()
 	const bytes = 256 << 10
