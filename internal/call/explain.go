@@ -29,8 +29,7 @@ const (
 	locateInterval = 25 * time.Millisecond
 	locateLead     = 100 * time.Millisecond
 	maxLocating    = 4
-	// maxEnded bounds the requests that ended of all gateways, and maxEndedHere those of this one.
-	maxEnded     = 100_000
+	// maxEndedHere bounds the requests that ended of this gateway.
 	maxEndedHere = 1000
 
 	inFlight = meshv1.RequestSource_REQUEST_SOURCE_IN_FLIGHT
@@ -108,18 +107,20 @@ func (s *Service) Requests(ctx context.Context, stage pipeline.StageName, limit 
 func (s *Service) Ended(ctx context.Context, failed bool, stage pipeline.StageName, limit int) []*meshv1.RequestReport {
 	question := &meshv1.InFlightQuestion{Stage: string(stage), Limit: uint32(limit), Ended: true, Failed: failed}
 	own := s.inFlight(question)
-	all := own.GetReports()
-	_ = s.bus.ListRequests(ctx, question, func(a *meshv1.InFlightAnswer) {
-		// Processes of an earlier release answer what is in flight.
-		if a.GetGateway() != own.GetGateway() && len(all) < maxEnded {
-			all = append(all, slices.DeleteFunc(a.GetReports(), func(r *meshv1.RequestReport) bool { return !isFinished(r) })...)
-		}
-	})
+	latest := own.GetReports()
 	endedAt := func(r *meshv1.RequestReport) time.Time {
 		return r.GetAdmittedAt().AsTime().Add(r.GetTotal().AsDuration())
 	}
-	slices.SortStableFunc(all, func(a, b *meshv1.RequestReport) int { return endedAt(b).Compare(endedAt(a)) })
-	return all[:min(limit, len(all))]
+	_ = s.bus.ListRequests(ctx, question, func(a *meshv1.InFlightAnswer) {
+		if a.GetGateway() == own.GetGateway() {
+			return
+		}
+		// Processes of an earlier release answer what is in flight.
+		latest = append(latest, slices.DeleteFunc(a.GetReports(), func(r *meshv1.RequestReport) bool { return !isFinished(r) })...)
+		slices.SortStableFunc(latest, func(a, b *meshv1.RequestReport) int { return endedAt(b).Compare(endedAt(a)) })
+		latest = slices.Delete(latest, min(limit, len(latest)), len(latest))
+	})
+	return latest
 }
 
 // inFlight returns this gateway's requests that are queued or run, or its last ones that ended.
