@@ -77,14 +77,10 @@ func (g *Gateway) description(specs map[string]*stagev1.Spec) openapi.Settings {
 		p := e.Pipeline
 		out.Pipelines = append(out.Pipelines, openapi.Pipeline{
 			Pipeline: p, Timeout: cmp.Or(p.Timeout, g.settings.Timeout, call.DefaultTimeout),
-			Specs: specs,
+			Specs: specs, Inputs: pipelines.Inputs(p, stages),
 		})
-		added := &out.Pipelines[len(out.Pipelines)-1]
-		for _, in := range pipelines.Inputs(p, stages) {
-			added.Inputs = append(added.Inputs, openapi.Input(in))
-		}
 		if p.HasBlocks() {
-			added.Outputs = pipelines.Outputs(p, stages)
+			out.Pipelines[len(out.Pipelines)-1].Outputs = pipelines.Outputs(p, stages)
 		}
 	}
 	return out

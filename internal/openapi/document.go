@@ -43,6 +43,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 
@@ -83,7 +84,7 @@ type Pipeline struct {
 	Specs map[string]*stagev1.Spec
 	// Inputs are what callers send, nil where that is not known. The bodies of the document follow the
 	// first stage, and Spec follows them.
-	Inputs []Input
+	Inputs []pipelines.Input
 	// Outputs are what a pipeline with blocks answers with, nil where that is not known.
 	Outputs []*stagev1.PartSpec
 }

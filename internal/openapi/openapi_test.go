@@ -22,6 +22,7 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 
 	"github.com/stagemesh/stagemesh/internal/openapi"
+	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -551,7 +552,7 @@ func TestOperationHasTheSpecOfItsPipeline(t *testing.T) {
 	anything := blobPart("anything")
 	p := single("p", takes(tensorPart("x", "FP32", -1, 2), blobPart("image", "image/png")))
 	p.Specs["p"].Stream = true
-	p.Inputs = []openapi.Input{{PartSpec: tensorPart("x", "FP32", -1, 2), Rows: true}, {PartSpec: order}, {PartSpec: anything}, {PartSpec: &stagev1.PartSpec{Name: "mode"}}}
+	p.Inputs = []pipelines.Input{{PartSpec: tensorPart("x", "FP32", -1, 2), Rows: true}, {PartSpec: order}, {PartSpec: anything}, {PartSpec: &stagev1.PartSpec{Name: "mode"}}}
 	text := build(t, openapi.Settings{Mesh: "m", Pipelines: []openapi.Pipeline{p}})
 	valid(t, text)
 	got, err := json.Marshal(at(t, text, "paths", "/v1/pipelines/p:infer", "post", "x-stagemesh"))

@@ -4,12 +4,6 @@ import (
 	stagev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/stage/v1"
 )
 
-// Input is a part that callers send. Rows is true if a single row may come without axis 0.
-type Input struct {
-	*stagev1.PartSpec
-	Rows bool
-}
-
 // Spec is what callers of a pipeline send and get, for programs that write clients. No inputs, or
 // no outputs, means that they are not known.
 type Spec struct {

@@ -129,7 +129,7 @@ var importTable = rules{
 		// What describes the fronts uses their words.
 		{
 			packages:  list("internal/openapi"),
-			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "internal/call", "internal/front/oipjson", request, transport),
+			mayImport: list(proto, tensor, fault, payload, msgpack, pipeline, "internal/call", "internal/pipelines", "internal/front/oipjson", request, transport),
 		},
 		// What writes clients reads that description.
 		{packages: list("internal/clientgen"), mayImport: list(payload, pipeline, "internal/openapi"), inTests: list("sdk/python")},
