@@ -213,6 +213,25 @@ func TestPodsAreRestricted(t *testing.T) {
 	}
 }
 
+func TestExampleOfSecretsIsMounted(t *testing.T) {
+	t.Parallel()
+	const example, path = "{tokens: {name: mesh-tokens, keys: [callers]}}", "secrets/tokens/callers"
+	for _, file := range []string{"../../deploy/helm/stagemesh/values.yaml", "../../docs/kubernetes.md"} {
+		if text := read(t, file); !strings.Contains(text, example) || !strings.Contains(text, "gateway.token_file: "+path) {
+			t.Errorf("%s does not show %s for %s", file, example, path)
+		}
+	}
+	all, err := render(t, stages+trusting+"secrets: "+example)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range all {
+		if m.kind == "Deployment" && !strings.Contains(m.text, fmt.Sprintf(`{key: "callers", path: %q}`, path)) {
+			t.Errorf("%s lacks the secret", m.name)
+		}
+	}
+}
+
 func TestMistakesNameTheirValue(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct{ values, want string }{

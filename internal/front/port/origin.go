@@ -79,11 +79,18 @@ func foreignOrigin(origin string) *fault.Fault {
 	return fault.Newf(fault.PermissionDenied, "pages of the origin %.*q may not call this port; on the public port gateway.allow_origins lists those that may", fault.MaxQuoted, origin)
 }
 
+// openAIHeaders are the headers that OpenAI's client for browsers adds to its calls. Nobody reads them,
+// but a browser sends none that the answer to its preflight does not list.
+var openAIHeaders = []string{
+	"OpenAI-Organization", "OpenAI-Project", "User-Agent", "X-Stainless-Arch", "X-Stainless-Custom-Poll-Interval", "X-Stainless-Helper-Method", "X-Stainless-Lang",
+	"X-Stainless-OS", "X-Stainless-Package-Version", "X-Stainless-Poll-Helper", "X-Stainless-Retry-Count", "X-Stainless-Runtime", "X-Stainless-Runtime-Version", "X-Stainless-Timeout",
+}
+
 func withCORS(next http.Handler, origins []string) http.Handler {
 	return cors.New(cors.Options{
 		AllowedOrigins: origins,
 		AllowedMethods: slices.Concat(connectcors.AllowedMethods(), []string{http.MethodHead, http.MethodDelete}),
-		AllowedHeaders: slices.Concat(connectcors.AllowedHeaders(), []string{
+		AllowedHeaders: slices.Concat(connectcors.AllowedHeaders(), openAIHeaders, []string{
 			transport.HeaderTimeout, transport.HeaderPriority, transport.HeaderDurability, transport.HeaderIdempotencyKey, transport.HeaderWaitForCapacity, transport.HeaderComplete,
 			transport.HeaderTraceParent, transport.HeaderTraceState, transport.HeaderJSONLength, "Authorization", "If-None-Match", "Prefer",
 		}),
