@@ -3,17 +3,23 @@ package meshtest_test
 import (
 	"context"
 	"errors"
+	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/batch"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
@@ -207,5 +213,26 @@ func retryUntilAdmitted(ctx context.Context, g meshtest.Gateway, name string, re
 			return a.fault
 		}
 		refusals.Add(1)
+	}
+}
+
+func TestManyEmbeddingsFitASmallInFlightLimit(t *testing.T) {
+	t.Parallel()
+	const texts, most = 500, 4
+	bed := meshtest.New(t)
+	bed.Host("stage", each(func(context.Context, runner.Item) ([]payload.Part, error) {
+		vector, err := tensor.FromFP32([]int64{1}, []float32{1})
+		return []payload.Part{payload.OfTensor("embedding", vector)}, err
+	}))
+	p := testbed.Pipeline("small", "stage")
+	p.MaxInFlight = most
+	g := bed.Gateway([]pipeline.Pipeline{p}, unhurried, func(s *gateway.Settings) {
+		s.Listen, s.OpenAI.Embeddings = "127.0.0.1:0", map[string]string{"vec": "small"}
+	})
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	body := `{"model": "vec", "input": ["x"` + strings.Repeat(`, "x"`, texts-1) + `]}`
+	response, answer := testbed.Call(t, client, http.MethodPost, "http://"+g.Addr().String()+"/v1/embeddings", body)
+	if response.StatusCode != http.StatusOK || strings.Count(answer, `"embedding":[1]`) != texts {
+		t.Errorf("%s %.1000s", response.Status, answer)
 	}
 }

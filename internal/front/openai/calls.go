@@ -273,11 +273,15 @@ func invalid(field, format string, args ...any) error {
 
 // write answers with a document for a response of the mesh.
 func write(w http.ResponseWriter, r *request.Response, document any) {
-	h := w.Header()
+	setHeaders(w.Header(), r)
+	transport.WriteJSON(w, http.StatusOK, document)
+}
+
+// setHeaders sets the headers of an answer for a response of the mesh.
+func setHeaders(h http.Header, r *request.Response) {
 	h.Set(transport.HeaderRequestID, r.RequestID)
 	h.Set(headerRequestID, cmp.Or(r.RequestID, h.Get(headerRequestID)))
 	h.Set(transport.HeaderServerTiming, transport.ServerTiming(r.Timeline.Total, r.Timeline.Steps, r.Timeline.Branches))
 	h.Set("X-Content-Type-Options", "nosniff")
 	transport.SetNotes(r.Metadata, h.Set)
-	transport.WriteJSON(w, http.StatusOK, document)
 }

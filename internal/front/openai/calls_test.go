@@ -6,11 +6,16 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"net/http/httptest"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/call"
 	"github.com/stagemesh/stagemesh/internal/front/fronttest"
 	"github.com/stagemesh/stagemesh/internal/front/openai"
@@ -425,5 +430,145 @@ func TestBadVectorIsRefused(t *testing.T) {
 		if f := decode[failure](t, body).Error; f.Code != row.code || !strings.Contains(f.Message, row.message) || response.Header.Get("X-Request-Id") != fronttest.RequestID {
 			t.Errorf("%s: %s %s", name, response.Status, body)
 		}
+	}
+}
+
+// refusal is what a caller gets while all places are taken.
+var refusal = fault.New(fault.Overloaded, "all places are taken").WithRetryAfter(time.Millisecond)
+
+// list is a call of embeddings with so many texts.
+func list(n int) string {
+	return `{"model": "vec", "input": ["x"` + strings.Repeat(`,"x"`, n-1) + `]}`
+}
+
+func TestTextsBeyondCapacityWaitForOthers(t *testing.T) {
+	t.Parallel()
+	const texts, most = 500, 4
+	places := make(chan struct{}, most)
+	var refused atomic.Int64
+	a := start(t, &fronttest.Caller{Answer: func(ctx context.Context, r *request.Request) (*request.Response, error) {
+		select {
+		case places <- struct{}{}:
+			defer func() { <-places }()
+			runtime.Gosched() // so that others come meanwhile
+			return vectors(ctx, r)
+		default:
+			refused.Add(1)
+			return nil, refusal
+		}
+	}})
+	response, body := a.ask(http.MethodPost, openai.EmbeddingsPath, list(texts))
+	if response.StatusCode != http.StatusOK {
+		t.Fatalf("%s %s", response.Status, body)
+	}
+	data := decode[struct{ Data []struct{ Index int } }](t, body).Data
+	if len(data) != texts || data[texts-1].Index != texts-1 {
+		t.Errorf("%d vectors", len(data))
+	}
+	// The call learns how many places there are.
+	if n := refused.Load(); n > texts {
+		t.Errorf("%d texts were refused", n)
+	}
+}
+
+func TestCallWithoutPlacesIsRefused(t *testing.T) {
+	t.Parallel()
+	for name, row := range map[string]struct {
+		// places is how many texts have one before others take them, for so many tries or for ever.
+		places, tries int
+		want          int
+	}{
+		"never":        {0, math.MaxInt, http.StatusTooManyRequests},
+		"for a moment": {70, 3, http.StatusOK},
+		"no more":      {70, math.MaxInt, http.StatusTooManyRequests},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var lock sync.Mutex
+			a := start(t, &fronttest.Caller{Answer: func(ctx context.Context, r *request.Request) (*request.Response, error) {
+				lock.Lock()
+				defer lock.Unlock()
+				switch {
+				case row.places > 0:
+					row.places--
+				case row.tries > 0:
+					row.tries--
+					return nil, refusal
+				}
+				return vectors(ctx, r)
+			}})
+			response, body := a.ask(http.MethodPost, openai.EmbeddingsPath, list(100))
+			if response.StatusCode != row.want || row.want != http.StatusOK && decode[failure](t, body).Error.Code != "overloaded" {
+				t.Errorf("%s %s", response.Status, body)
+			}
+		})
+	}
+}
+
+func TestTimeoutHoldsForTheWholeCall(t *testing.T) {
+	t.Parallel()
+	first := make(chan struct{}, 1)
+	a := start(t, &fronttest.Caller{Answer: func(ctx context.Context, r *request.Request) (*request.Response, error) {
+		select {
+		case first <- struct{}{}:
+			return vectors(ctx, r)
+		default:
+			return nil, refusal.WithRetryAfter(time.Minute)
+		}
+	}})
+	response, body := a.ask(http.MethodPost, openai.EmbeddingsPath, list(2), "Stagemesh-Timeout", "100ms")
+	if response.StatusCode != http.StatusGatewayTimeout {
+		t.Errorf("%s %s", response.Status, body)
+	}
+}
+
+// weighed measures the heap when an answer is written.
+type weighed struct {
+	*httptest.ResponseRecorder
+	heap int64
+}
+
+func (w *weighed) Write(data []byte) (int, error) {
+	if w.heap == 0 {
+		w.heap = heap()
+	}
+	return len(data), nil
+}
+
+func heap() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// It is not parallel: it measures the heap.
+func TestVectorsTakeWhatIsReserved(t *testing.T) {
+	for name, row := range map[string]struct {
+		texts, numbers int
+		limit          int64
+		want           int
+	}{
+		"large vectors":                  {64, 1 << 16, 1 << 30, http.StatusOK},
+		"many vectors":                   {2048, 1, 1 << 30, http.StatusOK},
+		"more vectors than memory holds": {2048, 1, 1 << 20, http.StatusTooManyRequests},
+	} {
+		values := make([]float32, row.numbers)
+		for i := range values {
+			values[i] = -1 / float32(i+3)
+		}
+		caller := &fronttest.Caller{Answer: func(context.Context, *request.Request) (*request.Response, error) {
+			vector, err := tensor.FromFP32([]int64{int64(row.numbers)}, values)
+			return fronttest.Respond(payload.OfTensor("embedding", vector)), err
+		}}
+		handler := openai.NewCalls(caller, openai.Config{Embeddings: map[string]string{"vec": "vectors"}}, transport.Settings{})
+		account := budget.NewAccount(budget.NewPool(budget.Settings{Limit: row.limit}), "")
+		r := httptest.NewRequestWithContext(budget.NewContext(t.Context(), account), http.MethodPost, openai.EmbeddingsPath, strings.NewReader(list(row.texts)))
+		before, w := heap(), &weighed{ResponseRecorder: httptest.NewRecorder()}
+		handler.ServeHTTP(w, r)
+		if taken, held := w.heap-before, account.Held(); w.Code != row.want || w.Code == http.StatusOK && taken > held {
+			t.Errorf("%s: %d with %d bytes, of which %d are reserved", name, w.Code, taken, held)
+		}
+		account.Close()
 	}
 }

@@ -1,11 +1,14 @@
 package openai
 
 import (
+	"cmp"
 	"context"
-	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"math"
 	"net/http"
+	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -26,6 +29,10 @@ const (
 	dimensionsParameter = "dimensions"
 	// maxTexts bounds the texts of a call.
 	maxTexts = 2048
+	// replyBytes is what the reply for a text takes beside its outputs.
+	replyBytes = 1 << 10
+	// maxRefusals is how often a call that has had places, and has none, is refused until it fails.
+	maxRefusals = 10
 )
 
 // embedding is a call of embeddings.
@@ -36,6 +43,14 @@ type embedding struct {
 	isList, inBase64 bool
 	// dimensions is how many numbers a vector must have; 0 means any.
 	dimensions int64
+	// vectors are what became of the texts.
+	vectors []vector
+}
+
+// vector is FP32, with the metadata of its response.
+type vector struct {
+	tensor.Tensor
+	metadata map[string]string
 }
 
 // embed answers a call of embeddings. Each text is a request of its own, so that they share batches
@@ -54,27 +69,48 @@ func (h *calls) embed(w http.ResponseWriter, r *http.Request, id pipeline.Reques
 	if len(e.texts) == 0 {
 		return invalid(textInput, "is missing")
 	}
-	responses, err := h.inferTexts(r.Context(), e)
+	e.vectors = make([]vector, len(e.texts))
+	if err := memory.ReserveOutput(int64(len(e.texts)) * replyBytes); err != nil {
+		return err
+	}
+	first, err := h.inferTexts(r.Context(), e)
 	if err != nil {
 		return err
 	}
-	data, used := make([]any, len(responses)), uint64(0)
-	isCounted := true
-	for i, one := range responses {
-		vector, err := e.vectorOf(one)
-		if err != nil {
-			return transport.WithRequestID(e.at(i, err), one.RequestID)
-		}
-		data[i] = map[string]any{"object": "embedding", "index": i, "embedding": vector}
-		usage := usageOf(one.Metadata, promptTokensKey)
-		n, ok := usage[promptTokensKey].(uint64)
+	return e.write(w, first)
+}
+
+// write answers with the vectors. It holds the JSON of one vector at a time, because JSON takes
+// several times what is reserved for a response.
+func (e *embedding) write(w http.ResponseWriter, first *request.Response) error {
+	document, used, isCounted := map[string]any{"object": "list", "model": e.model}, uint64(0), true
+	for _, v := range e.vectors {
+		n, ok := usageOf(v.metadata, promptTokensKey)[promptTokensKey].(uint64)
 		used, isCounted = used+n, isCounted && ok
 	}
-	document := map[string]any{"object": "list", "model": e.model, "data": data}
 	if isCounted {
 		document["usage"] = map[string]any{promptTokensKey: used, "total_tokens": used}
 	}
-	write(w, responses[0], document)
+	end, err := json.Marshal(document)
+	if err != nil {
+		return err
+	}
+	setHeaders(w.Header(), first)
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	before := `{"data":[`
+	for i, v := range e.vectors {
+		one := map[string]any{"object": "embedding", "index": i, "embedding": v.Raw} // which is base64
+		if !e.inBase64 {
+			one["embedding"], _ = v.FP32Values() //nolint:errcheck // vectorOf has checked it
+		}
+		text, _ := json.Marshal(one) //nolint:errcheck // all numbers are finite
+		if _, err := w.Write(slices.Concat([]byte(before), text)); err != nil {
+			return nil //nolint:nilerr // the caller has disconnected
+		}
+		before = ","
+	}
+	_, _ = w.Write(slices.Concat([]byte("],"), end[1:], []byte("\n")))
 	return nil
 }
 
@@ -96,36 +132,96 @@ func (e *embedding) takeMember(f oipjson.Field) (taken bool, err error) {
 	return true, err
 }
 
-// inferTexts returns the response for each text. The first failure ends the others.
-func (h *calls) inferTexts(ctx context.Context, e *embedding) ([]*request.Response, error) {
-	out := make([]*request.Response, len(e.texts))
+// inferTexts fills the vectors, and returns the response for the first text. Where the mesh has no place
+// for a text, the text waits for others of the call. The first other failure ends the call.
+func (h *calls) inferTexts(ctx context.Context, e *embedding) (first *request.Response, err error) {
 	if e.request.Timeout > 0 { // it is the call's, not each text's
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, e.request.Timeout)
 		defer cancel()
 	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(transport.ManyInFlight)
-	for i, text := range e.texts {
-		group.Go(func() (err error) {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			one := *e.request
-			one.Inputs = []payload.Part{payload.OfBlob(textInput, textPlain, text)}
-			if i > 0 {
-				one.ID = ""
-			}
-			if one.IdempotencyKey != "" && e.isList {
-				one.IdempotencyKey = fmt.Sprintf("%s/%d", one.IdempotencyKey, i+1)
-			}
-			if out[i], err = h.caller.Infer(ctx, &one); err != nil {
-				return e.at(i, err)
-			}
-			return nil
-		})
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type end struct {
+		text     int
+		response *request.Response
+		err      error
 	}
-	return out, group.Wait()
+	ends := make(chan end)
+	var texts errgroup.Group
+	waiting := make([]int, len(e.texts))
+	for i := range waiting {
+		waiting[i] = i
+	}
+	running, answered, refusals, limit := 0, 0, 0, float64(transport.ManyInFlight)
+	for running > 0 || len(waiting) > 0 && err == nil {
+		for ; len(waiting) > 0 && err == nil && running < int(limit); running++ {
+			i := waiting[0]
+			waiting = waiting[1:]
+			texts.Go(func() error {
+				response, err := h.inferText(ctx, e, i)
+				ends <- end{i, response, err}
+				return nil
+			})
+		}
+		ended := <-ends
+		running--
+		switch {
+		case err != nil: // it ends the others
+		case ended.err == nil:
+			if ended.text == 0 {
+				first = ended.response
+			}
+			answered, refusals = answered+1, 0
+			limit = min(limit+1/limit, transport.ManyInFlight)
+		case isRefused(ended.err) && (running > 0 || answered > 0 && refusals < maxRefusals):
+			waiting, limit = append(waiting, ended.text), max(1, float64(running))
+			if running == 0 { // others have the places
+				refusals++
+				err = pause(ctx, fault.From(ended.err).RetryAfter)
+			}
+		default:
+			err = ended.err
+			cancel()
+		}
+	}
+	return first, err
+}
+
+// isRefused reports whether the mesh had no place for a request.
+func isRefused(err error) bool {
+	f := fault.From(err)
+	return f.Reason == fault.Overloaded || f.Reason == fault.QueueFull
+}
+
+// pause waits as long as a refusal asks for, and not long.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(min(cmp.Or(d, budget.RetryAfter), budget.RetryAfter)):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// inferText makes the request for a text.
+func (h *calls) inferText(ctx context.Context, e *embedding, i int) (*request.Response, error) {
+	one := *e.request
+	one.Inputs = []payload.Part{payload.OfBlob(textInput, textPlain, e.texts[i])}
+	if i > 0 {
+		one.ID = ""
+	}
+	if one.IdempotencyKey != "" && e.isList {
+		one.IdempotencyKey = fmt.Sprintf("%s/%d", one.IdempotencyKey, i+1)
+	}
+	response, err := h.caller.Infer(ctx, &one)
+	if err != nil {
+		return nil, e.at(i, err)
+	}
+	if e.vectors[i], err = e.vectorOf(response); err != nil {
+		return nil, transport.WithRequestID(e.at(i, err), response.RequestID)
+	}
+	return response, nil
 }
 
 // at returns the error of a text as a fault whose message names the text.
@@ -139,32 +235,29 @@ func (e *embedding) at(i int, err error) error {
 	return &out
 }
 
-// vectorOf returns the vector of a response, in the form of the answer.
-func (e *embedding) vectorOf(r *request.Response) (any, error) {
+// vectorOf returns the vector of a response.
+func (e *embedding) vectorOf(r *request.Response) (out vector, err error) {
 	part, ok := outputOf(r.Outputs, embeddingOutput)
 	if !ok || part.Tensor == nil || part.Tensor.Datatype != tensor.FP32 {
-		return nil, badVector("the pipeline %s gives no output %s, nor one alone, that is FP32", e.request.Pipeline, embeddingOutput)
+		return out, badVector("the pipeline %s gives no output %s, nor one alone, that is FP32", e.request.Pipeline, embeddingOutput)
 	}
 	values, err := part.Tensor.FP32Values()
 	if err != nil {
-		return nil, badVector("the output %s: %w", part.Name, err)
+		return out, badVector("the output %s: %w", part.Name, err)
 	}
 	shape := part.Tensor.Shape
 	if len(values) == 0 || len(shape) == 0 || shape[len(shape)-1] != int64(len(values)) {
-		return nil, badVector("the output %s has the shape %v, not that of one vector", part.Name, shape)
+		return out, badVector("the output %s has the shape %v, not that of one vector", part.Name, shape)
 	}
 	if e.dimensions > 0 && e.dimensions != int64(len(values)) {
-		return nil, invalid(dimensionsParameter, "the model gives %d numbers for a text, and no other number", len(values))
+		return out, invalid(dimensionsParameter, "the model gives %d numbers for a text, and no other number", len(values))
 	}
 	for i, v := range values {
 		if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
-			return nil, badVector("the output %s has %v at %d, which JSON cannot represent", part.Name, v, i)
+			return out, badVector("the output %s has %v at %d, which JSON cannot represent", part.Name, v, i)
 		}
 	}
-	if e.inBase64 {
-		return base64.StdEncoding.EncodeToString(part.Tensor.Raw), nil
-	}
-	return values, nil
+	return vector{*part.Tensor, r.Metadata}, nil
 }
 
 func badVector(format string, args ...any) error {
