@@ -116,7 +116,7 @@ def _array(value: Any, spec: Optional[Tensor]) -> Any:
     if spec is None or hasattr(value, "__array__") or spec.datatype == "BYTES":
         try:
             # As objects: numpy's own strings are ASCII, and end before zeros.
-            strings = spec is not None and spec.datatype == "BYTES" and isinstance(value, (list, tuple))
+            strings = spec is not None and spec.datatype == "BYTES" and isinstance(value, (list, tuple, bytes, str))
             return np.asarray(value, object if strings else None)
         except Exception as error:
             raise Mismatch(f"got {type(value).__name__}, which numpy cannot read: {error}") from None

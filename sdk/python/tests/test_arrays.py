@@ -10,7 +10,7 @@ from typing import Any, Tuple
 import numpy as np
 
 from stagemesh.arrays import Arrays
-from stagemesh.parts import DATATYPES, Mismatch, Raw, join_rows, pack_bytes, split_rows
+from stagemesh.parts import DATATYPES, Mismatch, Raw, bytes_elements, join_rows, pack_bytes, split_rows
 from stagemesh.specs import Tensor
 from stagemesh.values import arrays_of
 
@@ -127,6 +127,13 @@ class NumpyTest(unittest.TestCase):
         for arrays in (NUMPY, BUFFER):
             with self.assertRaisesRegex(Mismatch, "not Unicode text"):
                 arrays.encode([["a", "\udcff"]], spec, None)
+
+    def test_a_string_alone_keeps_its_zeros(self) -> None:
+        for value, want in ((b"a\0\0", b"a\0\0"), (b"", b""), ("ü\0", "ü\0".encode())):
+            for arrays in (NUMPY, BUFFER):
+                raw = arrays.encode(value, Tensor("BYTES", []), None)
+                self.assertEqual(raw.shape, (), arrays)
+                self.assertEqual([bytes(e) for e in bytes_elements(raw.data)], [want], arrays)
 
 
 class BufferTest(unittest.TestCase):
