@@ -28,7 +28,7 @@ func TestEndedKeepsNoMoreThanItsLimit(t *testing.T) {
 					AdmittedAt: timestamppb.New(begin.Add(time.Duration(gateway-n*gateways) * time.Second)),
 				})
 			}
-			data, _ := proto.Marshal(answer) //nolint:errcheck // it has only texts and times
+			data, _ := proto.Marshal(answer)
 			_ = msg.Respond(data)
 		}
 	})

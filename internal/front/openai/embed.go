@@ -102,9 +102,9 @@ func (e *embedding) write(w http.ResponseWriter, first *request.Response) error 
 	for i, v := range e.vectors {
 		one := map[string]any{"object": "embedding", "index": i, "embedding": v.Raw} // which is base64
 		if !e.inBase64 {
-			one["embedding"], _ = v.FP32Values() //nolint:errcheck // vectorOf has checked it
+			one["embedding"], _ = v.FP32Values()
 		}
-		text, _ := json.Marshal(one) //nolint:errcheck // all numbers are finite
+		text, _ := json.Marshal(one) // numbers are finite: see vectorOf
 		if _, err := w.Write(slices.Concat([]byte(before), text)); err != nil {
 			return nil //nolint:nilerr // the caller has disconnected
 		}
