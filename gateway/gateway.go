@@ -394,13 +394,22 @@ func (g *Gateway) probe(ctx context.Context, name string) error {
 	return g.health(ctx, name)
 }
 
-// health reports the health of the gateway, named "", or of a pipeline or model.
+// health reports the health of the gateway, named "", or of a pipeline or model. Without a broker no
+// other process has hosts, so the gateway is as ready as its pipelines.
 func (g *Gateway) health(ctx context.Context, name string) error {
 	if err := g.Ready(); err != nil {
 		return err
 	}
-	if name == "" {
+	if name != "" {
+		return g.service.PipelineReady(ctx, name, false)
+	}
+	if g.bus.BrokerError() == nil {
 		return nil
 	}
-	return g.service.PipelineReady(ctx, name, false)
+	for _, e := range g.pipelines.List() {
+		if err := g.service.PipelineReady(ctx, string(e.Pipeline.Name), false); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -380,6 +380,33 @@ func TestServeIsReadyOnceItsWorkerIs(t *testing.T) {
 	}
 }
 
+func TestServeIsNotReadyWhileItsWorkerIsDead(t *testing.T) {
+	t.Parallel()
+	text, _, _ := gatedFile(t, "")
+	p, address, operations := serveFile(t, text)
+	probes := []string{operations + "/readyz", address + "/readyz", address + "/v2/health/ready", address + "/v2/models/gated/ready"}
+	areReady := func(want int) func() bool {
+		return func() bool {
+			return !slices.ContainsFunc(probes, func(url string) bool {
+				code, _ := ask(t, http.MethodGet, url, "")
+				return code != want
+			})
+		}
+	}
+	testbed.Eventually(t, "serve is ready", areReady(http.StatusOK))
+	poison := make(chan int, 1)
+	go func() {
+		code, _ := ask(t, http.MethodPost, address+"/v1/pipelines/gated:infer", strings.Replace(three, "[3]", "[-1]", 1))
+		poison <- code
+	}()
+	testbed.Eventually(t, "serve is not ready while its worker starts again", areReady(http.StatusServiceUnavailable))
+	testbed.Receive(t, "the answer to the poison item", poison)
+	testbed.Eventually(t, "serve is ready again", areReady(http.StatusOK))
+	if err := p.end(t); err != nil {
+		t.Error(err)
+	}
+}
+
 // answers sends so many requests at once, and returns a channel with the status of each.
 func answers(t *testing.T, url string, n int, headers ...string) <-chan int {
 	t.Helper()
