@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,13 +26,19 @@ const (
 	// outputDelay bounds the wait for the output of a process that has ended, which its
 	// children may hold.
 	outputDelay = time.Second
+	// firstPause and lastPause are the shortest and the longest time until a replica is replaced.
+	firstPause = time.Second
+	lastPause  = 30 * time.Second
 )
 
 // child is the process of one replica of a service.
 type child struct {
 	stack *stack
 	name  string
-	cmd   *exec.Cmd
+	// cmd is what runs, pid the process that ran last, and isHealthy is true once one was healthy.
+	cmd       *exec.Cmd
+	pid       atomic.Int64
+	isHealthy atomic.Bool
 	// check is the command of the health check.
 	check []string
 	// grace is how long a stop takes at most.
@@ -43,14 +50,17 @@ type child struct {
 // run runs the process until the context ends, and then stops it. It kills the process and its
 // children after the grace period, or with the second signal.
 func (c *child) run(ctx context.Context) error {
-	// Ctrl-C reaches only this program, which stops the others in order.
-	c.cmd.SysProcAttr, c.cmd.WaitDelay = &syscall.SysProcAttr{Setpgid: true}, outputDelay
-	if err := c.cmd.Start(); err != nil {
+	cmd := &exec.Cmd{
+		Path: c.cmd.Path, Args: c.cmd.Args, Env: c.cmd.Env, Stdout: c.cmd.Stdout, Stderr: c.cmd.Stderr, WaitDelay: outputDelay,
+		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // Ctrl-C reaches only this program, which stops the others in order
+	}
+	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("%s: %w", c.name, err)
 	}
+	c.pid.Store(int64(cmd.Process.Pid))
 	ended := make(chan error, 1)
-	go func() { ended <- c.cmd.Wait() }()
-	killAll := func() { _ = syscall.Kill(-c.cmd.Process.Pid, syscall.SIGKILL) } // mostly nobody is left
+	go func() { ended <- cmd.Wait() }()
+	killAll := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // mostly nobody is left
 	defer killAll()
 	select {
 	case err := <-ended:
@@ -59,7 +69,7 @@ func (c *child) run(ctx context.Context) error {
 	}
 	late, cancel := process.DrainContext(ctx, c.grace)
 	defer cancel()
-	_ = c.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
 	select {
 	case <-ended: //nolint:errcheck // it was asked to end
 		return nil
@@ -67,6 +77,27 @@ func (c *child) run(ctx context.Context) error {
 		killAll()
 		<-ended //nolint:errcheck // it was killed
 		return fmt.Errorf("%s was killed; it has %s to end: %w", c.name, c.grace, context.Cause(late))
+	}
+}
+
+// runAlways is run that replaces a process that ends, after a pause that doubles from firstPause to
+// lastPause while none runs longer. One that ends before any was healthy is not replaced.
+func (c *child) runAlways(ctx context.Context) error {
+	pause := firstPause
+	for {
+		begin := time.Now()
+		err := c.run(ctx)
+		if ctx.Err() != nil || !c.isHealthy.Load() {
+			return err
+		}
+		if time.Since(begin) > lastPause {
+			pause = firstPause
+		}
+		c.stack.logger(c.name).Printf("%v; it is replaced in %s", err, pause)
+		if process.Sleep(ctx, pause) != nil {
+			return nil //nolint:nilerr // it was asked to end
+		}
+		pause = min(2*pause, lastPause)
 	}
 }
 
@@ -79,6 +110,7 @@ func (c *child) awaitHealthy(ctx context.Context) error {
 	for {
 		err := c.checkHealth(ctx)
 		if err == nil {
+			c.isHealthy.Store(true)
 			return nil
 		}
 		select {

@@ -130,11 +130,11 @@ func (r *scaler) scale(ctx context.Context, stage string, hosts int) error {
 		return fmt.Errorf("the compose file has no service for the stage %s", stage)
 	}
 	for n := len(r.replicas[stage]); n < hosts; n++ {
-		part, err := r.stack.part(stage, n+1)
+		c, err := r.stack.child(stage, n+1)
 		if err != nil {
 			return err
 		}
-		group := process.New(slog.New(slog.DiscardHandler), part)
+		group := process.New(slog.New(slog.DiscardHandler), process.Part{Name: c.name, Run: c.runAlways, Ready: c.awaitHealthy})
 		if err := group.Start(ctx); err != nil {
 			return err
 		}

@@ -36,10 +36,10 @@ type stack struct {
 	out    io.Writer
 	// scales is true if stagemesh scale sets the replicas of the stages.
 	scales bool
-	// mu guards ports, which has the ports of replicas on this machine, by the name and the port in the container.
-	mu    sync.Mutex
-	ports map[string]string
-	// children are all processes, running or not.
+	// mu guards ports, which has the ports of replicas on this machine, by the name and the port in the container,
+	// and children, which are all that were started.
+	mu       sync.Mutex
+	ports    map[string]string
 	children []*child
 }
 
@@ -119,19 +119,28 @@ func (s *stack) url(service string, port uint32) string {
 	return "http://127.0.0.1:" + s.port(replicaName(service, 1), fmt.Sprint(port))
 }
 
-// part returns the process of a replica of a service: with its command, its environment and
-// its mounts, with paths and addresses of this machine.
+// part returns a replica of a service that runs as long as the stack.
 func (s *stack) part(name string, replica int) (part process.Part, err error) {
+	c, err := s.child(name, replica)
+	if err != nil {
+		return part, err
+	}
+	return process.Part{Name: c.name, Run: c.run, Ready: c.awaitHealthy}, nil
+}
+
+// child returns the process of a replica of a service: with its command, its environment and
+// its mounts, with paths and addresses of this machine.
+func (s *stack) child(name string, replica int) (c *child, err error) {
 	service := s.project.Services[name]
 	image, _, _ := strings.Cut(path.Base(service.Image), ":")
 	program, ok := s.programs[image]
 	switch {
 	case !ok:
-		return part, fmt.Errorf("there is no program for the image %s", service.Image)
+		return nil, fmt.Errorf("there is no program for the image %s", service.Image)
 	case service.HealthCheck == nil || len(service.HealthCheck.Test) < 2:
-		return part, errors.New("there is no health check")
+		return nil, errors.New("there is no health check")
 	}
-	c := &child{stack: s, name: replicaName(name, replica), grace: 10 * time.Second} // Docker's default
+	c = &child{stack: s, name: replicaName(name, replica), grace: 10 * time.Second} // Docker's default
 	if service.StopGracePeriod != nil {
 		c.grace = time.Duration(*service.StopGracePeriod)
 	}
@@ -145,7 +154,7 @@ func (s *stack) part(name string, replica int) (part process.Part, err error) {
 			err = os.MkdirAll(c.mounts[2*i+1], 0o700)
 		}
 		if err != nil {
-			return part, err
+			return nil, err
 		}
 	}
 	c.cmd = exec.Command(program) //nolint:noctx // run ends it
@@ -163,8 +172,10 @@ func (s *stack) part(name string, replica int) (part process.Part, err error) {
 	}
 	lines := &lineWriter{out: s.logger(c.name)}
 	c.cmd.Stdout, c.cmd.Stderr = lines, lines
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.children = append(s.children, c)
-	return process.Part{Name: c.name, Run: c.run, Ready: c.awaitHealthy}, nil
+	return c, nil
 }
 
 // address names a service or a replica itself, with a port, or a flag with a port, such

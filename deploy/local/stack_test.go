@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -241,7 +242,7 @@ func TestStackServesScalesAndShowsMetrics(t *testing.T) {
 		t.Errorf("%d processes have run", len(s.children))
 	}
 	for _, c := range s.children {
-		if err := syscall.Kill(-c.cmd.Process.Pid, 0); !errors.Is(err, syscall.ESRCH) {
+		if err := syscall.Kill(-int(c.pid.Load()), 0); !errors.Is(err, syscall.ESRCH) {
 			t.Errorf("%s has left processes: %v", c.name, err)
 		}
 	}
@@ -282,11 +283,25 @@ func TestStackScalesFromZero(t *testing.T) {
 	if err := read(t.Context(), s.url("gateway", 8080), 7); err != nil {
 		t.Error(err)
 	}
+	s.mu.Lock()
+	replica := s.children[slices.IndexFunc(s.children, func(c *child) bool { return c.name == "label-1" })]
+	s.mu.Unlock()
+	testbed.Eventually(t, "the replica is healthy", replica.isHealthy.Load)
+	killed := replica.pid.Load()
+	if err := syscall.Kill(-int(killed), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	testbed.Eventually(t, "a replica that was killed is replaced", func() bool {
+		return replica.pid.Load() != killed && replica.checkHealth(t.Context()) == nil
+	})
+	if err := read(t.Context(), s.url("gateway", 8080), 7); err != nil {
+		t.Error(err)
+	}
 	if err := group.Stop(); err != nil {
 		t.Error(err)
 	}
 	for _, c := range s.children {
-		if err := syscall.Kill(-c.cmd.Process.Pid, 0); !errors.Is(err, syscall.ESRCH) {
+		if err := syscall.Kill(-int(c.pid.Load()), 0); !errors.Is(err, syscall.ESRCH) {
 			t.Errorf("%s has left processes: %v", c.name, err)
 		}
 	}
