@@ -81,6 +81,7 @@ PROMETHEUS_BIN := $(call tool_dir,prometheus)
 AUDIT_BIN   := $(call tool_dir,audit)
 RELEASE_BIN := $(call tool_dir,release)
 DOCKER_BIN  := $(call tool_dir,docker)
+KUBERNETES_BIN := $(call tool_dir,kubernetes)
 STACK_TOOLS := $(CONSUL_BIN)/.built $(JAEGER_BIN)/.built $(PROMETHEUS_BIN)/.built
 
 # $(1): name of an environment, $(2): its interpreter, which may be missing, $(3): its requirements.
@@ -138,6 +139,9 @@ $(eval $(call tool_rule,audit,$(AUDIT_BIN)))
 $(eval $(call tool_rule,release,$(RELEASE_BIN)))
 # Compose asks buildx for its version.
 $(eval $(call tool_rule,docker,$(DOCKER_BIN),-ldflags=-X=github.com/docker/buildx/version.Version=$(shell sed -n 's:.*docker/buildx \(v[^ ]*\).*:\1:p' tools/docker/go.mod)))
+# Helm asks the API server for its version. A static program needs no compiler of C.
+$(eval $(call tool_rule,kubernetes,$(KUBERNETES_BIN),-ldflags='-s -w -X=k8s.io/component-base/version.gitVersion=$(shell sed -n 's:.*k8s.io/kubernetes \(v[^ ]*\).*:\1:p' tools/kubernetes/go.mod)'))
+$(KUBERNETES_BIN)/.built: export CGO_ENABLED = 0
 # Prometheus finds its targets in Consul. Its other ways, which Kubernetes and clouds have, take minutes to build.
 consul_only := -tags remove_all_sd,enable_consul_sd
 $(eval $(call tool_rule,prometheus,$(PROMETHEUS_BIN),$(consul_only)))
@@ -335,6 +339,12 @@ stack-programs: $(STACK_TOOLS) bin/stagemesh ## Build what the stack runs and pr
 docker-tools: $(DOCKER_BIN)/.built ## Build Compose and buildx for tests and print their paths (minutes, the first time)
 	@printf '%s\n' $(DOCKER_BIN)/cmd $(DOCKER_BIN)/buildx
 
+.PHONY: kubernetes-programs
+kubernetes-programs: $(KUBERNETES_BIN)/.built bin/stagemesh ## Build Kubernetes and what its pods run for tests and print the paths (a quarter of an hour, the first time)
+	@CGO_ENABLED=0 go build -o bin/nats github.com/nats-io/nats-server/v2
+	@CGO_ENABLED=0 GOWORK=off go -C tools/kubernetes build -o $(CURDIR)/bin/pause ./pause
+	@printf '%s\n' $(addprefix $(KUBERNETES_BIN)/,server kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy) "$(CURDIR)/bin/stagemesh" "$(CURDIR)/bin/nats" "$(CURDIR)/bin/pause"
+
 .PHONY: clients
 clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Install the clients of other servers for tests and print where they are
 	@printf '%s\n' $(CLIENTS_PYTHON)/bin/python $(CLIENTS_NODE)/node_modules $(GRPCURL_BIN)/grpcurl $(H2SPEC_BIN)/h2spec
@@ -446,6 +456,13 @@ test-chart: ## Render the Helm chart with all of its values, and check what come
 	@echo "== test the chart"
 	@GOWORK=off go -C tools/chart vet .
 	@GOWORK=off go -C tools/chart test -vet=off .
+
+.PHONY: test-kubernetes
+test-kubernetes: ## Install the chart on a Kubernetes node of its own; needs root on Linux
+	@lack=$$(.ci/kubernetes) || { echo "test-kubernetes cannot run here: $$lack" >&2; exit 1; }
+	@$(MAKE) --no-print-directory kubernetes-programs >/dev/null
+	@echo "== test on Kubernetes"
+	@GOWORK=off go -C tools/chart test -count=1 -v -timeout 20m ./cluster
 
 .PHONY: test-release
 test-release: ## Check the parts of which make release is made: notes, archives, images

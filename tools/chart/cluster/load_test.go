@@ -1,0 +1,152 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// picture is an image of a digit.
+type picture struct {
+	name, digit string
+	data        []byte
+}
+
+// readImages returns the images of the digits example.
+func readImages(t *testing.T) []picture {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(repository, "examples/digits/images/*.png"))
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("%d images, %v", len(paths), err)
+	}
+	var out []picture
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(filepath.Base(path), "-")
+		out = append(out, picture{filepath.Base(path), strings.TrimSuffix(rest, ".png"), data})
+	}
+	return out
+}
+
+// ask asks the mesh for the digit, and returns how many labels it answers.
+func (p picture) ask(ctx context.Context, client *http.Client, gateway string) (labels int, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, gateway+"/v1/pipelines/digits:infer", bytes.NewReader(p.data))
+	if err != nil {
+		return 0, err
+	}
+	request.Header.Set("Content-Type", "image/png")
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, err
+	}
+	var answer struct {
+		Outputs []struct{ Data []any }
+	}
+	if err := json.Unmarshal(body, &answer); err != nil || response.StatusCode != http.StatusOK || len(answer.Outputs) == 0 ||
+		len(answer.Outputs[0].Data) == 0 || answer.Outputs[0].Data[0] != p.digit {
+		return 0, fmt.Errorf("%s: %s %s", p.name, response.Status, body)
+	}
+	return len(answer.Outputs[0].Data), nil
+}
+
+// newClient returns a client that keeps connections, or one with a new connection for each request.
+func newClient(reconnects bool) (client *http.Client, disconnect func()) {
+	transport := &http.Transport{DisableKeepAlives: reconnects}
+	return &http.Client{Transport: transport, Timeout: 10 * time.Second}, transport.CloseIdleConnections
+}
+
+// load is four callers of the Service, of which two connect anew for each request. Each waits a
+// moment between requests, so that the node has time for everything else.
+type load struct {
+	t       *testing.T
+	stop    context.CancelFunc
+	callers sync.WaitGroup
+
+	mu      sync.Mutex
+	right   int
+	wrong   []string
+	slowest time.Duration
+}
+
+func startLoad(t *testing.T, gateway string) *load {
+	t.Helper()
+	images := readImages(t)
+	ctx, stop := context.WithCancel(t.Context())
+	l := &load{t: t, stop: stop}
+	for caller := range 4 {
+		l.callers.Go(func() {
+			client, disconnect := newClient(caller%2 == 1)
+			defer disconnect()
+			pause := time.NewTicker(20 * time.Millisecond)
+			defer pause.Stop()
+			for i := caller; ctx.Err() == nil; i++ {
+				begin := time.Now()
+				// A request that began is answered, also at the end.
+				_, err := images[i%len(images)].ask(context.WithoutCancel(ctx), client, gateway)
+				l.note(begin, err)
+				select {
+				case <-pause.C:
+				case <-ctx.Done():
+				}
+			}
+		})
+	}
+	t.Cleanup(l.end)
+	return l
+}
+
+func (l *load) note(begin time.Time, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	took := time.Since(begin)
+	l.slowest = max(l.slowest, took)
+	if err == nil {
+		l.right++
+		return
+	}
+	l.wrong = append(l.wrong, fmt.Sprintf("%s after %s: %v", begin.Format("15:04:05.000"), took.Round(time.Millisecond), err))
+}
+
+func (l *load) answered() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.right
+}
+
+// awaitMore waits until as many more answers are right.
+func (l *load) awaitMore(more int) {
+	l.t.Helper()
+	until := l.answered() + more
+	poll := time.NewTicker(20 * time.Millisecond)
+	defer poll.Stop()
+	for end := time.Now().Add(time.Minute); l.answered() < until; <-poll.C {
+		if time.Now().After(end) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.t.Fatalf("only %d of %d answers within a minute, %d failures: %s", l.right, until, len(l.wrong), strings.Join(l.wrong[:min(3, len(l.wrong))], "\n"))
+		}
+	}
+}
+
+// end stops the callers and waits for them.
+func (l *load) end() {
+	l.stop()
+	l.callers.Wait()
+}

@@ -1,0 +1,226 @@
+// Package cluster installs the chart on a real Kubernetes node, which all of its tests share:
+// etcd, the API server, controllers, the scheduler, kubelet, kube-proxy and containerd, with pods
+// in containers. `make test-kubernetes` runs it, as root on Linux.
+//
+// The test program runs as three processes. The first one checks what the machine has and builds
+// programs. It starts the second one as the first process of new namespaces, where the third one
+// runs the node and the tests. Network, mounts and processes of the node exist in these namespaces
+// alone, and its files on a tmpfs, so the kernel removes all of it however the tests end. What
+// remains are empty control groups, which the first process removes.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	repository = "../../.."
+	// roleVariable says which of the three processes this is, programsVariable where the programs are.
+	roleVariable, programsVariable = "STAGEMESH_NODE_ROLE", "STAGEMESH_NODE_PROGRAMS"
+	// folder has all files of the node, on a tmpfs.
+	folder = "/run/node"
+	// nodeAddress is the address of the node in its namespace.
+	nodeAddress = "10.200.0.1"
+)
+
+// shared is the node of all tests.
+var shared *node
+
+func TestMain(m *testing.M) {
+	code, err := 1, error(nil)
+	switch os.Getenv(roleVariable) {
+	case "":
+		code, err = isolate()
+	case "init":
+		code, err = initialise()
+	default:
+		if shared, err = startNode(context.Background()); err == nil {
+			code = m.Run()
+		}
+		shared.end(code != 0)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(code)
+}
+
+// isolate runs the tests in namespaces of their own, and returns their exit code.
+func isolate() (code int, err error) {
+	if out, err := exec.Command(repository + "/.ci/kubernetes").CombinedOutput(); err != nil {
+		return 1, fmt.Errorf("this test cannot run here: %s", strings.TrimSpace(string(out)))
+	}
+	build := exec.Command("make", "--no-print-directory", "-s", "-C", repository, "kubernetes-programs")
+	build.Stderr = os.Stderr
+	programs, err := build.Output()
+	if err != nil {
+		return 1, fmt.Errorf("make kubernetes-programs: %w", err)
+	}
+	if err := removeGroups(); err != nil {
+		return 1, fmt.Errorf("another kubelet runs on this machine: %w", err)
+	}
+	// The second process ends with the thread that starts it.
+	runtime.LockOSThread()
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), roleVariable+"=init", programsVariable+"="+strings.TrimSpace(string(programs)))
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
+		Pdeathsig:  syscall.SIGKILL,
+	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
+	if err := cmd.Start(); err != nil {
+		return 1, fmt.Errorf("new namespaces: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err = <-ended:
+	case <-stop:
+		_ = cmd.Process.Kill() // all processes of the namespace end with it
+		<-ended
+		err = errors.New("the tests were interrupted")
+	}
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		code, err = max(1, exit.ExitCode()), nil
+	}
+	if err := errors.Join(err, removeGroups()); err != nil {
+		return 1, err
+	}
+	return code, nil
+}
+
+// removeGroups removes the control groups of pods, in each hierarchy.
+func removeGroups() error {
+	var roots []string
+	for _, pattern := range []string{"/sys/fs/cgroup/kubepods", "/sys/fs/cgroup/*/kubepods"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return err
+		}
+		roots = append(roots, found...)
+	}
+	var err error
+	// The kernel may hold a group for a moment after its last process.
+	for end := time.Now().Add(5 * time.Second); ; {
+		err = nil
+		for _, root := range roots {
+			err = errors.Join(err, removeGroup(root))
+		}
+		if err == nil || time.Now().After(end) {
+			return err
+		}
+		<-time.After(100 * time.Millisecond)
+	}
+}
+
+func removeGroup(root string) error {
+	var all []string
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && entry.IsDir() {
+			all = append(all, path)
+		}
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, path := range slices.Backward(all) {
+		if removeErr := syscall.Rmdir(path); removeErr != nil && !errors.Is(removeErr, fs.ErrNotExist) {
+			err = errors.Join(err, &fs.PathError{Op: "rmdir", Path: path, Err: removeErr})
+		}
+	}
+	return err
+}
+
+// initialise is the first process of the namespaces: it makes mounts and a network, starts the
+// tests, and collects processes that lost their parents until the tests end.
+func initialise() (code int, err error) {
+	signal.Ignore(os.Interrupt) // the tests get it too
+	for _, m := range []struct {
+		source, target, kind, data string
+		flags                      uintptr
+	}{
+		{source: "none", target: "/", flags: syscall.MS_REC | syscall.MS_PRIVATE},
+		{source: "proc", target: "/proc", kind: "proc"},
+		{source: "tmpfs", target: "/run", kind: "tmpfs", data: "mode=755"},
+		// Some paths below /var are fixed in kubelet and in CNI plugins.
+		{source: "overlay", target: "/var", kind: "overlay", data: "lowerdir=/var,upperdir=/run/var/upper,workdir=/run/var/work"},
+	} {
+		if m.kind == "overlay" {
+			if err := errors.Join(os.MkdirAll("/run/var/upper", 0o755), os.MkdirAll("/run/var/work", 0o755)); err != nil {
+				return 1, err
+			}
+		}
+		if err := syscall.Mount(m.source, m.target, m.kind, m.flags, m.data); err != nil {
+			return 1, fmt.Errorf("mount %s: %w", m.target, err)
+		}
+	}
+	if err := os.MkdirAll(folder+"/tmp", 0o755); err != nil {
+		return 1, err
+	}
+	if err := copySettings(); err != nil {
+		return 1, err
+	}
+	for _, line := range []string{
+		"link set lo up", "link add node0 type veth peer name node1", "address add " + nodeAddress + "/24 dev node0",
+		"link set node0 up", "link set node1 up", "route add default dev node0",
+	} {
+		if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
+			return 1, fmt.Errorf("ip %s: %w: %s", line, err, out)
+		}
+	}
+	if err := errors.Join(os.Setenv(roleVariable, "tests"), os.Setenv("TMPDIR", folder+"/tmp"), os.Setenv("HOME", folder)); err != nil {
+		return 1, err
+	}
+	tests, err := os.StartProcess("/proc/self/exe", os.Args, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
+	if err != nil {
+		return 1, err
+	}
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, 0, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil:
+			return 1, err
+		case pid == tests.Pid && status.Exited():
+			return status.ExitStatus(), nil
+		case pid == tests.Pid:
+			return 1, fmt.Errorf("the tests ended by the signal %s", status.Signal())
+		}
+	}
+}
+
+// copySettings hides the kernel's settings that kubelet changes, which are those of the machine,
+// behind copies.
+func copySettings() error {
+	for i, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"} {
+		text, err := os.ReadFile("/proc/sys/" + name)
+		if err != nil {
+			return err
+		}
+		copied := fmt.Sprintf("%s/setting%d", folder, i)
+		if err := os.WriteFile(copied, text, 0o644); err != nil {
+			return err
+		}
+		if err := syscall.Mount(copied, "/proc/sys/"+name, "", syscall.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mount /proc/sys/%s: %w", name, err)
+		}
+	}
+	return nil
+}
