@@ -180,7 +180,7 @@ endef
 $(eval $(call node_rule,$(CLIENTS_NODE),$(CLIENTS)/node))
 $(eval $(call node_rule,$(TYPESCRIPT_NODE),sdk/typescript))
 
-# Generates what callers in Python need into the folder $(1). The package stagemesh is sdk/python's, so this has another.
+# Generates the gRPC code for Python into the folder $(1). Its package is stagemesh_grpc, because stagemesh is the package of sdk/python.
 generate_python = rm -rf $(1) && mkdir -p $(1) \
   && $(GRPC_PYTHON)/bin/python -m grpc_tools.protoc -Iproto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) proto/stagemesh/inference/v1/*.proto \
   && mv $(1)/stagemesh $(1)/stagemesh_grpc \
@@ -454,7 +454,7 @@ test-traces: $(JAEGER_BIN)/.built ## Check the traces that a real Jaeger gets
 .PHONY: test-chart
 test-chart: ## Render the Helm chart with all of its values, and check what comes out
 	@echo "== test the chart"
-	@GOWORK=off go -C tools/chart vet .
+	@GOWORK=off go -C tools/chart vet ./...
 	@GOWORK=off go -C tools/chart test -vet=off .
 
 .PHONY: test-kubernetes
@@ -526,9 +526,9 @@ check-generated: $(BUF_BIN)/.built $(TYPESCRIPT_NODE)/.built $(GRPC_PYTHON)/.bui
 	@out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT; \
 	  $(buf) generate --output "$$out"; \
 	  $(buf) generate --template sdk/typescript/buf.gen.yaml --output "$$out"; \
-	  $(call generate_python,"$$out/proto/gen/python"); \
+	  { $(call generate_python,"$$out/proto/gen/python"); } || exit 1; \
 	  for folder in proto/gen sdk/typescript/src/gen; do \
-	    diff -r $$folder "$$out/$$folder" || { echo "$$folder is out of date: make generate"; exit 1; }; \
+	    diff -r -x __pycache__ $$folder "$$out/$$folder" || { echo "$$folder is out of date: make generate"; exit 1; }; \
 	  done
 	@out=$$(mktemp -d); $(call compile_typescript,"$$out"); \
 	  diff -r sdk/typescript/dist "$$out" || { echo "sdk/typescript/dist is out of date: make typescript"; exit 1; }; rm -r "$$out"

@@ -26,7 +26,7 @@ const (
 	// outputDelay bounds the wait for the output of a process that has ended, which its
 	// children may hold.
 	outputDelay = time.Second
-	// firstPause and lastPause are the shortest and the longest time until a replica is replaced.
+	// firstPause and lastPause bound the pause before a replica is replaced.
 	firstPause = time.Second
 	lastPause  = 30 * time.Second
 )
@@ -35,7 +35,8 @@ const (
 type child struct {
 	stack *stack
 	name  string
-	// cmd is what runs, pid the process that ran last, and isHealthy is true once one was healthy.
+	// cmd is the template of each process: run copies Path, Args, Env and outputs. pid is the last
+	// process. isHealthy is true once a health check has passed.
 	cmd       *exec.Cmd
 	pid       atomic.Int64
 	isHealthy atomic.Bool
@@ -80,8 +81,9 @@ func (c *child) run(ctx context.Context) error {
 	}
 }
 
-// runAlways is run that replaces a process that ends, after a pause that doubles from firstPause to
-// lastPause while none runs longer. One that ends before any was healthy is not replaced.
+// runAlways runs the process and replaces it when it ends, after a pause that doubles from firstPause to
+// lastPause. A process that ran longer than lastPause resets the pause. If no health check has passed
+// yet, runAlways returns the error.
 func (c *child) runAlways(ctx context.Context) error {
 	pause := firstPause
 	for {

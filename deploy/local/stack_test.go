@@ -242,7 +242,9 @@ func TestStackServesScalesAndShowsMetrics(t *testing.T) {
 		t.Errorf("%d processes have run", len(s.children))
 	}
 	for _, c := range s.children {
-		if err := syscall.Kill(-int(c.pid.Load()), 0); !errors.Is(err, syscall.ESRCH) {
+		if pid := int(c.pid.Load()); pid == 0 {
+			t.Errorf("%s has not started", c.name)
+		} else if err := syscall.Kill(-pid, 0); !errors.Is(err, syscall.ESRCH) {
 			t.Errorf("%s has left processes: %v", c.name, err)
 		}
 	}
@@ -291,7 +293,7 @@ func TestStackScalesFromZero(t *testing.T) {
 	body, err := io.ReadAll(response.Body)
 	_ = response.Body.Close()
 	if activating := response.Header.Get("Stagemesh-Activating"); err != nil || response.StatusCode != http.StatusOK || !strings.Contains(activating, "decode") {
-		t.Errorf("%s %s, activating %q: %v", response.Status, body, activating, err)
+		t.Fatalf("%s %s, activating %q: %v", response.Status, body, activating, err)
 	}
 	if err := read(t.Context(), s.url("gateway", 8080), 7); err != nil {
 		t.Error(err)

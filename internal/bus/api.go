@@ -160,8 +160,8 @@ func (b *Bus) KeyValue(ctx context.Context, bucket, key string) (*StoredMessage,
 	return b.Last(ctx, keyValueStream(bucket), keyValueEntry(bucket, key))
 }
 
-// At is Last of the message at a sequence number. Size is that of its data in bytes, 0 where it is
-// not known: of large messages few are read at once.
+// At is Last of the message at a sequence number. Size is the length of its data in bytes, 0 where it is
+// not known. Reads in flight share a budget, so more messages of a small size are read at once.
 func (b *Bus) At(ctx context.Context, stream string, seq uint64, size int64) (*StoredMessage, error) {
 	most := b.largest(stream)
 	if size > 0 {
@@ -191,7 +191,7 @@ func matches(pattern, subject string) bool {
 	return slices.EqualFunc(wanted, tokens, func(want, token string) bool { return want == "*" || want == token })
 }
 
-// read reads a message of at most so many bytes.
+// read reads a message, and holds most bytes of the budget for reads meanwhile.
 func (b *Bus) read(ctx context.Context, stream string, most int64, subject string, question []byte) (*StoredMessage, error) {
 	msg, err := b.requestStored(ctx, most, subject, question)
 	if err != nil {

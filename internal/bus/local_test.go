@@ -250,7 +250,7 @@ func TestItemsInTheQueueGoFirst(t *testing.T) {
 	for range waiting {
 		publish(t, b, item("x", func(e *envelope.Envelope) { e.Priority = -1 }))
 	}
-	// The broker counts what waits after it has acknowledged it, and the host knows no more.
+	// The broker counts an item after it has acknowledged it, and the host knows what the broker counts.
 	js := jetStream(t, broker)
 	testbed.Eventually(t, "the broker counts the items", func() bool {
 		consumer, err := js.Consumer(t.Context(), b.Stream(stage, pipeline.Memory), string(pipeline.Low)+"-"+string(info.Epoch))

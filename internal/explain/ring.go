@@ -233,11 +233,11 @@ func (r *Ring) RemembersSince() time.Time {
 	return r.since
 }
 
-// Find returns what the ring has of a request, nil if nothing.
+// Find returns what the ring has of a request, nil if nothing: of its last try, if it was refused before.
 func (r *Ring) Find(id pipeline.RequestID) *meshv1.RequestReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, one := range slices.Concat(r.recent.records, r.failed.records, r.slow.records) {
+	for _, one := range slices.Backward(slices.Concat(r.slow.records, r.failed.records, r.recent.records)) {
 		if one.RequestID == id {
 			return one.report()
 		}

@@ -266,7 +266,7 @@ func (s *Jobs) Queued(ctx context.Context, id pipeline.JobID, tenant string) (St
 	return s.queued(s.bus.Last(ctx, s.bus.JobStream(id.Queue), s.bus.Job(id, tenant)))
 }
 
-// QueuedAt is Queued by the job's number. Size is the job's in bytes, 0 where it is not known.
+// QueuedAt is Queued by the job's number. Size is the length of its message in bytes, 0 where it is not known.
 func (s *Jobs) QueuedAt(ctx context.Context, queue pipeline.QueueName, seq uint64, size int64) (StoredJob, error) {
 	return s.queued(s.bus.At(ctx, s.bus.JobStream(queue), seq, size))
 }

@@ -1,7 +1,7 @@
 // Command release builds what a release consists of, from a clean commit, and publishes nothing:
 // archives of the static program, images without an engine, the Helm chart, an SBOM, the packages of
-// sdk/python and sdk/typescript, licences, notes and checksums. Two runs of one commit with one Go are equal byte by byte: all
-// times are the commit's.
+// sdk/python and sdk/typescript, licences, notes and checksums. Two runs of one commit with one Go
+// are equal byte by byte: all times are the commit's.
 //
 //	release -version v0.1.0 -out dist/v0.1.0 -sbom .../cyclonedx-gomod -python .../bin/python
 //
@@ -58,7 +58,7 @@ type release struct {
 // platforms lists what archives are for; images are for Linux alone.
 var platforms = []struct{ system, arch string }{{"linux", "amd64"}, {"linux", "arm64"}, {"darwin", "amd64"}, {"darwin", "arm64"}}
 
-var versionPattern = regexp.MustCompile(`^v(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?$`)
+var versionPattern = regexp.MustCompile(`^v(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-rc\.(0|[1-9]\d*))?$`)
 
 func (r *release) run(ctx context.Context) (err error) {
 	if !versionPattern.MatchString(r.version) {
@@ -360,17 +360,13 @@ func (r *release) typeScriptFile(f file) file {
 	return f
 }
 
-// number is the version without the v, which packages have.
+// number is the version without its v, as packages write it.
 func (r *release) number() string { return strings.TrimPrefix(r.version, "v") }
 
-// writePackage writes a gzipped tar of what the commit has of a folder, below root. Edit returns what
-// becomes of a file; one without a name is left out.
+// writePackage writes a gzipped tar of a folder, below root. Edit returns a file as it is packed, or
+// one without a name to leave it out.
 func (r *release) writePackage(ctx context.Context, folder, root, name string, edit func(file) file) error {
-	archive, err := r.output(ctx, nil, "git", "archive", "--format=tar", "HEAD:"+folder)
-	if err != nil {
-		return err
-	}
-	in, err := readTar(bytes.NewReader(archive))
+	in, err := r.filesOf(ctx, folder)
 	if err != nil {
 		return err
 	}
@@ -386,6 +382,41 @@ func (r *release) writePackage(ctx context.Context, folder, root, name string, e
 		return err
 	}
 	return os.WriteFile(filepath.Join(r.out, name), out, 0o644)
+}
+
+// filesOf returns the files of a folder that git has, which are those of the commit, with what links
+// in it lead to.
+func (r *release) filesOf(ctx context.Context, folder string) (out []file, err error) {
+	listed, err := r.output(ctx, nil, "git", "ls-files", "-z", folder)
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range strings.FieldsFunc(string(listed), func(c rune) bool { return c == 0 }) {
+		name, err := filepath.Rel(folder, path)
+		if err != nil {
+			return nil, err
+		}
+		target, err := filepath.EvalSymlinks(path)
+		if err != nil {
+			return nil, err
+		}
+		if data, err := os.ReadFile(target); err == nil {
+			out = append(out, file{name: filepath.ToSlash(name), data: data})
+			continue
+		}
+		linked, err := r.filesOf(ctx, target)
+		if err != nil {
+			return nil, err
+		}
+		if len(linked) == 0 {
+			return nil, fmt.Errorf("%s leads to nothing that git has", path)
+		}
+		for _, f := range linked {
+			f.name = filepath.ToSlash(name) + "/" + f.name
+			out = append(out, f)
+		}
+	}
+	return out, nil
 }
 
 // writeSums writes the checksums of all files, as sha256sum -c reads them.

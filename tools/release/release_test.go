@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -148,6 +149,37 @@ func TestPackagesHaveTheVersionOfTheRelease(t *testing.T) {
 	for name, want := range map[string]bool{"dist/index.js": true, "README.md": true, "LICENSE": true, "src/index.ts": false, "package-lock.json": false, ".npmrc": false} {
 		if got := r.typeScriptFile(file{name: name}).name != ""; got != want {
 			t.Errorf("%s is packed: %t", name, got)
+		}
+	}
+}
+
+// Its alerts and dashboards are links to those of the local stack.
+func TestChartIsPackedWithWhatItsLinksLeadTo(t *testing.T) {
+	t.Parallel()
+	r := release{version: "v0.1.0", out: t.TempDir()}
+	if err := r.writePackage(t.Context(), "../../deploy/helm/stagemesh", "stagemesh", "chart.tgz", r.chartFile); err != nil {
+		t.Fatal(err)
+	}
+	archive, err := os.Open(filepath.Join(r.out, "chart.tgz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer archive.Close()
+	unzipped, err := gzip.NewReader(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := readTar(unzipped)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sizes := map[string]int{}
+	for _, f := range files {
+		sizes[f.name] = len(f.data)
+	}
+	for _, name := range []string{"stagemesh/Chart.yaml", "stagemesh/values.schema.json", "stagemesh/files/alerts.yml", "stagemesh/files/dashboards/mesh.json"} {
+		if sizes[name] == 0 {
+			t.Errorf("%s is not there: %v", name, sizes)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -67,6 +68,8 @@ type calls struct {
 	settings transport.Settings
 	// begun is when the models came, in seconds of Unix time.
 	begun int64
+	// places are how many texts of a call of embeddings have places at once, a float64 by pipeline.
+	places sync.Map
 }
 
 // NewCalls returns the handler of CallPaths, and of all below ModelsPath.

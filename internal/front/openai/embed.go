@@ -10,8 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/front/oipjson"
 	"github.com/stagemesh/stagemesh/internal/request"
@@ -33,6 +31,8 @@ const (
 	replyBytes = 1 << 10
 	// maxRefusals is how often a call that has had places, and has none, is refused until it fails.
 	maxRefusals = 10
+	// growth is how slowly a call tries for more places: of its texts, fewer than one in so many are refused.
+	growth = 32
 )
 
 // embedding is a call of embeddings.
@@ -133,7 +133,8 @@ func (e *embedding) takeMember(f oipjson.Field) (taken bool, err error) {
 }
 
 // inferTexts fills the vectors, and returns the response for the first text. Where the mesh has no place
-// for a text, the text waits for others of the call. The first other failure ends the call.
+// for a text, the text waits for others of the call. The first other failure ends the call. Calls remember how
+// many texts of a pipeline had places, so that few are refused.
 func (h *calls) inferTexts(ctx context.Context, e *embedding) (first *request.Response, err error) {
 	if e.request.Timeout > 0 { // it is the call's, not each text's
 		var cancel context.CancelFunc
@@ -148,21 +149,24 @@ func (h *calls) inferTexts(ctx context.Context, e *embedding) (first *request.Re
 		err      error
 	}
 	ends := make(chan end)
-	var texts errgroup.Group
 	waiting := make([]int, len(e.texts))
 	for i := range waiting {
 		waiting[i] = i
 	}
+	// limit is how many texts may run: an answer raises it by 1/(growth*limit), a refusal sets it to those that still run.
 	running, answered, refusals, limit := 0, 0, 0, float64(transport.ManyInFlight)
+	if of, ok := h.places.Load(e.request.Pipeline); ok {
+		limit = of.(float64)
+	}
+	defer func() { h.places.Store(e.request.Pipeline, limit) }()
 	for running > 0 || len(waiting) > 0 && err == nil {
 		for ; len(waiting) > 0 && err == nil && running < int(limit); running++ {
 			i := waiting[0]
 			waiting = waiting[1:]
-			texts.Go(func() error {
+			go func() {
 				response, err := h.inferText(ctx, e, i)
 				ends <- end{i, response, err}
-				return nil
-			})
+			}() // the loop receives one end for each
 		}
 		ended := <-ends
 		running--
@@ -172,9 +176,9 @@ func (h *calls) inferTexts(ctx context.Context, e *embedding) (first *request.Re
 			if ended.text == 0 {
 				first = ended.response
 			}
-			answered, refusals = answered+1, 0
-			limit = min(limit+1/limit, transport.ManyInFlight)
-		case isRefused(ended.err) && (running > 0 || answered > 0 && refusals < maxRefusals):
+			answered++
+			limit = min(limit+1/(growth*limit), transport.ManyInFlight)
+		case ended.response == nil && isRefused(ended.err) && (running > 0 || answered > 0 && refusals < maxRefusals):
 			waiting, limit = append(waiting, ended.text), max(1, float64(running))
 			if running == 0 { // others have the places
 				refusals++
@@ -216,7 +220,7 @@ func (h *calls) inferText(ctx context.Context, e *embedding, i int) (*request.Re
 	}
 	response, err := h.caller.Infer(ctx, &one)
 	if err != nil {
-		return nil, e.at(i, err)
+		return response, e.at(i, err) // a response that did not fit into memory
 	}
 	if e.vectors[i], err = e.vectorOf(response); err != nil {
 		return nil, transport.WithRequestID(e.at(i, err), response.RequestID)

@@ -48,7 +48,7 @@ type mesh struct {
 func TestChartRunsTheDigits(t *testing.T) {
 	t.Logf("the node was ready after %s", shared.started.Round(100*time.Millisecond))
 	m := &mesh{t: t, release: "digits"}
-	broker := m.brokerURL()
+	broker := m.ensureBroker()
 	before := m.objects()
 	if err := yaml.Unmarshal(m.read("deploy/helm/values/digits.yaml"), &m.values); err != nil {
 		t.Fatal(err)
@@ -60,13 +60,14 @@ func TestChartRunsTheDigits(t *testing.T) {
 		promise string
 		test    func(m *mesh)
 	}{
-		{"ServiceAnswers", (*mesh).answers},
+		{"ServiceAnswers", func(m *mesh) { m.answers(3) }},
 		{"PodsAreRestricted", (*mesh).podsAreRestricted},
 		{"UpgradeFailsNoRequest", (*mesh).upgrade},
 		{"ChangedMeshFileReplacesPods", (*mesh).changeMesh},
 		{"KilledHostFailsNoRequest", (*mesh).killHost},
 		{"DeletedPodsFailNoRequest", (*mesh).deletePods},
 		{"EvictionKeepsToTheBudget", (*mesh).evict},
+		{"UninstallLeavesNothing", func(m *mesh) { m.uninstall(before) }},
 	} {
 		t.Run(row.promise, func(t *testing.T) {
 			within := *m
@@ -74,16 +75,11 @@ func TestChartRunsTheDigits(t *testing.T) {
 			row.test(&within)
 		})
 	}
-	t.Run("UninstallLeavesNothing", func(t *testing.T) {
-		within := *m
-		within.t = t
-		within.uninstall(before)
-	})
 }
 
-// brokerURL returns the address of NATS. The first test makes the namespace and starts NATS in it, with
+// ensureBroker returns the address of NATS. The first call makes the namespace and starts NATS in it, with
 // the configuration of the local stack.
-func (m *mesh) brokerURL() string {
+func (m *mesh) ensureBroker() string {
 	m.t.Helper()
 	url := func(service *corev1.Service) string { return fmt.Sprintf("nats://%s:4222", service.Spec.ClusterIP) }
 	client, ctx, options := shared.client, m.t.Context(), metav1.CreateOptions{}
@@ -193,14 +189,14 @@ func (m *mesh) change(values map[string]any) {
 	m.awaitGone(old...)
 }
 
-// answers asks for all images once.
-func (m *mesh) answers() {
+// answers asks for all images once; each answer has so many labels.
+func (m *mesh) answers(labels int) {
 	images := readImages(m.t)
 	client, disconnect := newClient(false)
 	defer disconnect()
 	for _, image := range images {
-		if labels, err := image.ask(m.t.Context(), client, m.gateway); err != nil || labels != 3 {
-			m.t.Errorf("%s: %d labels, %v", image.name, labels, err)
+		if got, err := image.ask(m.t.Context(), client, m.gateway); err != nil || got != labels {
+			m.t.Errorf("%s: %d labels, want %d: %v", image.name, got, labels, err)
 		}
 	}
 }
@@ -242,14 +238,7 @@ func (m *mesh) upgrade() {
 func (m *mesh) changeMesh() {
 	changed := strings.Replace(m.values["mesh"].(string), "top_k: {k: 3,", "top_k: {k: 2,", 1)
 	m.underLoad(func() { m.change(map[string]any{"mesh": changed}) })
-	images := readImages(m.t)
-	client, disconnect := newClient(false)
-	defer disconnect()
-	for _, image := range images {
-		if labels, err := image.ask(m.t.Context(), client, m.gateway); err != nil || labels != 2 {
-			m.t.Errorf("%s: %d labels after the change to two, %v", image.name, labels, err)
-		}
-	}
+	m.answers(2)
 }
 
 // killHost kills the process of a host under load. Kubelet starts it again in the same pod.
@@ -440,7 +429,7 @@ func (m *mesh) await(what string, holds func() (bool, error)) {
 	}
 }
 
-// objects returns what the namespace has, but events and the endpoints that follow from the rest.
+// objects returns the objects of the namespace by resource and name, without events.
 func (m *mesh) objects() []string {
 	m.t.Helper()
 	client, err := dynamic.NewForConfig(shared.config)

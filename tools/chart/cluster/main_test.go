@@ -206,8 +206,8 @@ func initialise() (code int, err error) {
 	}
 }
 
-// copySettings hides the kernel's settings that kubelet changes, which are those of the machine,
-// behind copies.
+// copySettings mounts copies over the kernel settings that kubelet writes, because they belong to the
+// whole machine.
 func copySettings() error {
 	for i, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"} {
 		text, err := os.ReadFile("/proc/sys/" + name)

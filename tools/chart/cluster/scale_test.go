@@ -29,7 +29,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A host of the stage answers ten requests a second, and thirty come: four hosts are wanted.
+// slowMesh needs four hosts: one answers ten requests a second, and thirty come.
 const slowMesh = `mesh: slow
 gateway: {scaler: {}}
 stages:
@@ -41,7 +41,7 @@ pipelines:
 // The HorizontalPodAutoscaler of the chart follows hosts wanted, up in a jump and down once.
 func TestAutoscalerFollowsHostsWanted(t *testing.T) {
 	m := &mesh{t: t, release: "slow"}
-	broker := m.brokerURL()
+	broker := m.ensureBroker()
 	serveMetrics(m)
 	m.values = map[string]any{
 		"mesh": slowMesh, "insecure": true, "gateway": map[string]any{"replicas": 1},
@@ -121,8 +121,8 @@ func (m *mesh) askSteadily(ctx context.Context) {
 	}
 }
 
-// serveMetrics serves the API of external metrics until the test ends, as an adapter does: the answer
-// is what a gateway says. The API server passes on what it is asked.
+// serveMetrics serves external metrics until the test ends, as an adapter does. The values are those of the
+// metrics page of a gateway.
 func serveMetrics(m *mesh) {
 	m.t.Helper()
 	listener, err := net.Listen("tcp", nodeAddress+":0")
@@ -153,7 +153,7 @@ func serveMetrics(m *mesh) {
 			map[string]any{"metricName": r.PathValue("metric"), "metricLabels": map[string]any{}, "timestamp": time.Now().UTC().Format(time.RFC3339), "value": value},
 		}})
 	})
-	server := &http.Server{Handler: mux, TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}}, ReadHeaderTimeout: time.Minute, ErrorLog: nil}
+	server := &http.Server{Handler: mux, TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}}, ReadHeaderTimeout: time.Minute}
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -166,7 +166,7 @@ func serveMetrics(m *mesh) {
 	m.registerMetrics(int32(listener.Addr().(*net.TCPAddr).Port)) //nolint:gosec // a port fits
 }
 
-// registerMetrics tells the API server where external metrics are.
+// registerMetrics registers the adapter with the API server.
 func (m *mesh) registerMetrics(port int32) {
 	m.t.Helper()
 	ctx, name, yes := m.t.Context(), "metrics", true
