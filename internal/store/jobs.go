@@ -320,8 +320,10 @@ func (s *Jobs) isFollowed(ctx context.Context, queue pipeline.QueueName) bool {
 	}
 	s.mu.Unlock()
 	if isDue {
-		e.found, _ = s.createdAt(ctx, s.bus.JobStream(queue)) // else it is another one
+		found, _ := s.createdAt(ctx, s.bus.JobStream(queue)) // else it is another one
 		s.mu.Lock()
+		e = s.epochs[queue] // Follow may have begun with a new stream
+		e.found = found
 		s.epochs[queue] = e
 		s.mu.Unlock()
 	}
