@@ -88,16 +88,18 @@ func readTar(archive io.Reader) (files []file, err error) {
 	}
 }
 
-// unpack writes the files of a tar below a folder.
-func unpack(archive []byte, folder string) error {
-	files, err := readTar(bytes.NewReader(archive))
+// writeFiles writes files below a folder.
+func writeFiles(folder string, files []file) error {
 	for _, f := range files {
 		path := filepath.Join(folder, filepath.FromSlash(f.name))
-		if err = errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o755)); err == nil {
-			err = os.WriteFile(path, f.data, 0o644)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, f.data, 0o644); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
 // normalise packs a gzipped tar again, with nothing in it of the machine that made it.

@@ -283,15 +283,15 @@ func (r *release) writeSBOM(ctx context.Context) error {
 	return os.WriteFile(filepath.Join(r.out, "stagemesh_"+r.version+"_sbom.cdx.json"), append(text, '\n'), 0o644)
 }
 
-// writePython writes the packages of sdk/python, of a copy of what the commit has.
+// writePython writes the packages of sdk/python, built of a copy.
 func (r *release) writePython(ctx context.Context) error {
 	r.log("sdk/python")
 	source, built := filepath.Join(r.work, "python"), filepath.Join(r.work, "python-dist")
-	archive, err := r.output(ctx, nil, "git", "archive", "--format=tar", "HEAD:sdk/python")
-	if err != nil {
-		return err
+	files, err := r.filesOf(ctx, "sdk/python")
+	if err == nil {
+		err = writeFiles(source, files)
 	}
-	if err := unpack(archive, source); err != nil {
+	if err != nil {
 		return err
 	}
 	if _, err := r.output(ctx, nil, r.python, "-m", "build", "--no-isolation", "--outdir", built, source); err != nil {
@@ -384,8 +384,8 @@ func (r *release) writePackage(ctx context.Context, folder, root, name string, e
 	return os.WriteFile(filepath.Join(r.out, name), out, 0o644)
 }
 
-// filesOf returns the files of a folder that git has, which are those of the commit, with what links
-// in it lead to.
+// filesOf returns the files of a folder that git tracks, as the commit has them, and in place of a link
+// what it leads to.
 func (r *release) filesOf(ctx context.Context, folder string) (out []file, err error) {
 	listed, err := r.output(ctx, nil, "git", "ls-files", "-z", folder)
 	if err != nil {

@@ -85,8 +85,12 @@ func TestImagesAreValidAndReproducible(t *testing.T) {
 	if !bytes.Equal(images[0], images[1]) {
 		t.Error("two runs differ")
 	}
+	files, err := readTar(bytes.NewReader(images[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
 	folder := t.TempDir()
-	if err := unpack(images[0], folder); err != nil {
+	if err := writeFiles(folder, files); err != nil {
 		t.Fatal(err)
 	}
 	path, err := layout.FromPath(folder)
@@ -113,10 +117,6 @@ func TestImagesAreValidAndReproducible(t *testing.T) {
 		t.Errorf("the configuration is %+v, %v", config, err)
 	}
 	// Docker's own form names the same blobs.
-	files, err := readTar(bytes.NewReader(images[0]))
-	if err != nil {
-		t.Fatal(err)
-	}
 	text := ""
 	for _, f := range files {
 		if f.name == "manifest.json" {
@@ -153,7 +153,7 @@ func TestPackagesHaveTheVersionOfTheRelease(t *testing.T) {
 	}
 }
 
-// Its alerts and dashboards are links to those of the local stack.
+// Its alerts and dashboards are links to files of the local stack.
 func TestChartIsPackedWithWhatItsLinksLeadTo(t *testing.T) {
 	t.Parallel()
 	r := release{version: "v0.1.0", out: t.TempDir()}
@@ -191,7 +191,7 @@ func TestAuthoritiesAreThere(t *testing.T) {
 	}
 }
 
-func TestUnpackedSkipsWhatIsNoFile(t *testing.T) {
+func TestTarIsReadWithoutWhatIsNoFile(t *testing.T) {
 	t.Parallel()
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)

@@ -121,7 +121,7 @@ func (m *mesh) askSteadily(ctx context.Context) {
 	}
 }
 
-// serveMetrics serves external metrics until the test ends, as an adapter does. The values are those of the
+// serveMetrics serves external metrics until the test ends, as an adapter does. The values come from the
 // metrics page of a gateway.
 func serveMetrics(m *mesh) {
 	m.t.Helper()
