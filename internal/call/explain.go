@@ -233,7 +233,7 @@ func (s *Service) answerOf(id pipeline.RequestID) *meshv1.ExplainAnswer {
 		if p := s.table.find(id); p != nil {
 			out.Report = p.env.Report(inFlight)
 			if p.graph != nil {
-				for _, b := range p.graph.ask() {
+				for _, b := range p.graph.view(p.env) {
 					out.Report.Branches = append(out.Report.Branches, b.ToProto())
 				}
 			}

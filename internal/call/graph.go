@@ -32,8 +32,11 @@ const piecesPerCall = 4
 
 // graphRun is what a call has of a pipeline with blocks. Each of its steps is a piece: a call of its
 // own, under an ID that follows from the request's and the step's path. Pieces share the request's
-// admission, trace and deadline. All of it but the pieces themselves belongs to the call's goroutine.
+// admission, trace and deadline. All of it but the pieces themselves belongs to the call's goroutine, which
+// holds mu where it changes machine or running: reports read them.
 type graphRun struct {
+	mu       sync.Mutex
+	machine  *graph.Machine
 	pipeline *pipeline.Pipeline
 	memory   *budget.Account
 	hops     map[pipeline.StepName]pipeline.Hop
@@ -41,7 +44,9 @@ type graphRun struct {
 	waiting []graph.Start
 	running map[int]context.CancelFunc
 	timers  []graph.Timer
-	// ended has a value for each piece that has ended, places one for each place that was waited for,
+	// alone is a piece to run on the call's own goroutine, because nothing else runs; nil for none.
+	alone func() endedPiece
+	// ended has a value for each other piece that has ended, places one for each place that was waited for,
 	// while isWaiting is true.
 	ended     chan endedPiece
 	places    chan struct{}
@@ -64,16 +69,12 @@ type graphRun struct {
 	branches []envelope.Branch
 	spans    map[string]trace.Span
 	traced   int
-	// questions are for what runs, until over is closed.
-	questions chan chan []envelope.Branch
-	over      chan struct{}
 }
 
 func newGraphRun(p *pipeline.Pipeline, memory *budget.Account) *graphRun {
 	return &graphRun{
 		pipeline: p, memory: memory.Part(), hops: map[pipeline.StepName]pipeline.Hop{}, running: map[int]context.CancelFunc{},
 		ended: make(chan endedPiece), places: make(chan struct{}), metadata: map[string]string{},
-		questions: make(chan chan []envelope.Branch), over: make(chan struct{}),
 	}
 }
 
@@ -131,7 +132,6 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 	defer g.memory.Close()
 	defer g.pieces.Wait()
 	defer cancel(nil)
-	defer close(g.over)
 	if err := x.keepGraph(ctx); err != nil {
 		return nil, err
 	}
@@ -142,32 +142,34 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 	if x.service.settings.Specs != nil {
 		specs = x.service.settings.Specs()
 	}
-	m := graph.New(g.pipeline, graph.Request{
+	machine := graph.New(g.pipeline, graph.Request{
 		ID: x.env.RequestID, Tenant: x.env.Tenant, Inputs: x.env.Parts, Parameters: x.request.Parameters, Metadata: x.request.Metadata, Deadline: x.env.Deadline, IsComplete: x.request.IsComplete,
 		StepDurations: x.service.averages.stepDurations(x.env.Pipeline),
 		Spec:          func(stage pipeline.StageName) *stagev1.Spec { return specs[string(stage)] },
 	})
-	x.apply(ctx, m.Start(time.Now()))
-	for m.Outcome() == nil {
-		x.traceBranches(m)
-		do, err := x.nextOfGraph(ctx, m)
+	g.mu.Lock()
+	g.machine = machine
+	g.mu.Unlock()
+	x.advance(ctx, machine.Start)
+	for g.machine.Outcome() == nil {
+		x.traceBranches(g.machine)
+		err := x.awaitGraph(ctx)
 		if err != nil || g.found != nil {
-			x.summarise(m)
+			x.summarise(g.machine)
 			if x.isCancelled() && x.env.StoresResult() {
 				x.service.cancels.store(ctx, x.env)
 				cancel(errBranchEnded)
 			}
 			return g.found, err
 		}
-		x.apply(ctx, do)
 	}
-	x.summarise(m)
-	return x.endGraph(ctx, m.Outcome())
+	x.summarise(g.machine)
+	return x.endGraph(ctx, g.machine.Outcome())
 }
 
 // summarise counts what became of the branches, and shortens the timeline.
 func (x *call) summarise(m *graph.Machine) {
-	x.steps, x.graph.branches = summed(x.steps), x.branchesOf(m)
+	x.steps, x.graph.branches = summed(x.steps), branchesOf(m, x.env)
 	x.traceBranches(m)
 	x.endSpans("", time.Now())
 	if m.Outcome() == nil {
@@ -181,9 +183,12 @@ func (x *call) summarise(m *graph.Machine) {
 	x.service.metrics.countBranches(x.env.Pipeline, m.Branches())
 }
 
-// nextOfGraph waits for what happens next, and returns what to do.
-func (x *call) nextOfGraph(ctx context.Context, m *graph.Machine) (graph.Actions, error) {
+// awaitGraph waits for what happens next, and does what follows from it.
+func (x *call) awaitGraph(ctx context.Context) error {
 	g := x.graph
+	if g.alone != nil {
+		return x.runAlone(ctx)
+	}
 	var due <-chan time.Time
 	slices.SortFunc(g.timers, func(a, b graph.Timer) int { return a.At.Compare(b.At) })
 	if len(g.timers) > 0 {
@@ -193,70 +198,81 @@ func (x *call) nextOfGraph(ctx context.Context, m *graph.Machine) (graph.Actions
 	}
 	select {
 	case e := <-g.ended:
-		return x.handlePiece(m, e), nil
+		x.handlePiece(ctx, e)
 	case <-g.places:
-		g.isWaiting = false
-		if len(g.waiting) == 0 {
-			x.service.pieces.Release(1)
-			return graph.Actions{}, nil
-		}
-		x.startNext(ctx)
-		return graph.Actions{}, nil
-	case answer := <-g.questions:
-		answer <- x.view(m)
-		return graph.Actions{}, nil
+		x.takePlace(ctx)
 	case <-due:
 		id := g.timers[0].ID
 		g.timers = g.timers[1:]
-		return m.Fired(id, time.Now()), nil
+		x.advance(ctx, func(now time.Time) graph.Actions { return g.machine.Fired(id, now) })
 	case <-x.pending.ready:
 		e := x.pending.next()
 		if e.fault != nil {
-			return graph.Actions{}, e.fault
+			return e.fault
 		}
 		if e.isReconnected && g.lookUp != nil {
 			g.lookUp = time.After(firstPause)
 		}
-		return graph.Actions{}, nil
 	case <-g.lookUp:
 		g.lookUp = time.After(graphLookUp)
 		var err error
 		g.found, err = x.lookUpResult(ctx)
-		return graph.Actions{}, err
+		return err
 	case <-ctx.Done():
 		if g.lookUp == nil {
-			return graph.Actions{}, ctx.Err()
+			return ctx.Err()
 		}
 		var err error
 		g.found, err = x.end(ctx)
-		return graph.Actions{}, err
+		return err
 	}
+	return nil
 }
 
-func (x *call) handlePiece(m *graph.Machine, e endedPiece) graph.Actions {
+// runAlone runs the piece that runs alone.
+func (x *call) runAlone(ctx context.Context) error {
+	run := x.graph.alone
+	x.graph.alone = nil
+	e := run()
+	if f, _ := x.pending.outcome(); f != nil {
+		return f
+	}
+	if e.err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	x.handlePiece(ctx, e)
+	return nil
+}
+
+func (x *call) handlePiece(ctx context.Context, e endedPiece) {
 	g := x.graph
 	x.steps = append(x.steps, e.steps...)
-	cancel := g.running[e.id]
-	if cancel == nil { // it was cancelled
-		return graph.Actions{}
-	}
-	cancel()
-	delete(g.running, e.id)
-	err := e.err
-	if err == nil {
-		err = g.memory.Reserve(int64(payload.Size(e.response.Outputs)))
-	}
-	if err != nil {
-		return m.Failed(e.id, fault.From(err), time.Now())
-	}
-	maps.Copy(g.metadata, e.response.Metadata)
-	g.chunks = max(g.chunks, e.response.Chunks)
-	return m.Answered(e.id, e.response.Outputs, time.Now())
+	x.advance(ctx, func(now time.Time) graph.Actions {
+		cancel := g.running[e.id]
+		if cancel == nil { // it was cancelled
+			return graph.Actions{}
+		}
+		cancel()
+		delete(g.running, e.id)
+		err := e.err
+		if err == nil {
+			err = g.memory.Reserve(int64(payload.Size(e.response.Outputs)))
+		}
+		if err != nil {
+			return g.machine.Failed(e.id, fault.From(err), now)
+		}
+		maps.Copy(g.metadata, e.response.Metadata)
+		g.chunks = max(g.chunks, e.response.Chunks)
+		return g.machine.Answered(e.id, e.response.Outputs, now)
+	})
 }
 
-// apply does what the machine says, and starts pieces while there are places.
-func (x *call) apply(ctx context.Context, do graph.Actions) {
+// advance tells the machine what has happened, does what it says, and starts pieces while there are places.
+func (x *call) advance(ctx context.Context, happened func(now time.Time) graph.Actions) {
 	g := x.graph
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	do := happened(time.Now())
 	for _, id := range do.Cancel {
 		if cancel := g.running[id]; cancel != nil {
 			cancel()
@@ -288,25 +304,47 @@ func (x *call) apply(ctx context.Context, do graph.Actions) {
 	})
 }
 
-// startNext runs the first of the pieces that wait; it has a place.
+// takePlace runs the next piece that waits in a place that has become free.
+func (x *call) takePlace(ctx context.Context) {
+	g := x.graph
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.isWaiting = false
+	if len(g.waiting) == 0 {
+		x.service.pieces.Release(1)
+		return
+	}
+	x.startNext(ctx)
+}
+
+// startNext starts the first of the pieces that wait; it has a place.
 func (x *call) startNext(ctx context.Context) {
-	start, whole := x.graph.waiting[0], ctx
-	x.graph.waiting = x.graph.waiting[1:]
+	g, start, whole := x.graph, x.graph.waiting[0], ctx
+	g.waiting = g.waiting[1:]
 	ctx, leave := context.WithCancelCause(ctx)
 	ctx, cancel := context.WithDeadline(ctx, start.Deadline)
-	x.graph.running[start.ID] = func() { leave(errBranchEnded) }
-	if x.graph.seq != 0 {
-		x.graph.started = append(x.graph.started, pieceID(x.env.RequestID, start.Path))
+	g.running[start.ID] = func() { leave(errBranchEnded) }
+	if g.seq != 0 {
+		g.started = append(g.started, pieceID(x.env.RequestID, start.Path))
 	}
 	span := x.spanOf(parentPath(start.Path), time.Now())
-	x.graph.pieces.Go(func() {
+	run := func() endedPiece {
 		defer leave(nil)
 		defer cancel()
 		out := x.runPiece(ctx, start, span)
 		x.service.pieces.Release(1)
 		out.id = start.ID
-		x.graph.sendEnded(whole, out)
-	})
+		return out
+	}
+	if len(g.running) == 1 && len(g.waiting) == 0 && len(g.timers) == 0 && !x.env.StoresResult() {
+		g.alone = func() endedPiece {
+			x.pending.interruptBy(func() { leave(nil) })
+			defer x.pending.interruptBy(nil)
+			return run()
+		}
+		return
+	}
+	g.pieces.Go(func() { g.sendEnded(whole, run()) })
 }
 
 // pieceID returns the ID of a piece: the same for the same step of the same request.

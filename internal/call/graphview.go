@@ -19,21 +19,19 @@ const (
 	// maxBranches bounds the blocks and branches in a timeline, maxShownSteps the running steps in a
 	// report.
 	maxBranches, maxShownSteps = 64, 16
-	// askTimeout bounds the wait for what runs of a pipeline with blocks.
-	askTimeout = 200 * time.Millisecond
-	running    = "running"
-	waiting    = "waiting"
+	running                    = "running"
+	waiting                    = "waiting"
 )
 
 // branchesOf returns the blocks and branches that have ended, as a timeline has them: those in the items
 // of a map together, by their status.
-func (x *call) branchesOf(m *graph.Machine) []envelope.Branch {
+func branchesOf(m *graph.Machine, env *envelope.Envelope) []envelope.Branch {
 	var out []envelope.Branch
 	type group struct{ path, block, status string }
 	groups := map[group]int{}
 	for _, b := range m.Branches() {
 		one := envelope.Branch{
-			Path: withoutIndices(b.Path), Block: b.Block, Status: string(b.Status), Why: b.Why, Began: b.Began.Sub(x.env.AdmittedAt), Took: b.Ended.Sub(b.Began),
+			Path: withoutIndices(b.Path), Block: b.Block, Status: string(b.Status), Why: b.Why, Began: b.Began.Sub(env.AdmittedAt), Took: b.Ended.Sub(b.Began),
 			Items: uint32(b.Items), Failed: uint32(b.Failed), ItemP50: b.ItemP50, ItemMax: b.ItemMax,
 		}
 		if one.Path != b.Path {
@@ -55,34 +53,25 @@ func (x *call) branchesOf(m *graph.Machine) []envelope.Branch {
 	return out
 }
 
-// view answers a question for what has ended and what runs.
-func (x *call) view(m *graph.Machine) []envelope.Branch {
-	out := x.branchesOf(m)
-	for i, r := range m.Running() {
+// view returns what has ended and what runs of a call that runs.
+func (g *graphRun) view(env *envelope.Envelope) []envelope.Branch {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.machine == nil {
+		return nil
+	}
+	out := branchesOf(g.machine, env)
+	for i, r := range g.machine.Running() {
 		if i == maxShownSteps {
 			break
 		}
-		one := envelope.Branch{Path: r.Path, Status: waiting, Began: r.Began.Sub(x.env.AdmittedAt), Took: time.Since(r.Began)}
-		if x.graph.running[r.ID] != nil {
-			one.Status, one.Why = running, string(pieceID(x.env.RequestID, r.Path))
+		one := envelope.Branch{Path: r.Path, Status: waiting, Began: r.Began.Sub(env.AdmittedAt), Took: time.Since(r.Began)}
+		if g.running[r.ID] != nil {
+			one.Status, one.Why = running, string(pieceID(env.RequestID, r.Path))
 		}
 		out = append(out, one)
 	}
 	return out
-}
-
-// ask returns what has ended and what runs of a call that runs, none if it does not answer in time.
-func (g *graphRun) ask() []envelope.Branch {
-	timer := time.NewTimer(askTimeout)
-	defer timer.Stop()
-	answer := make(chan []envelope.Branch, 1)
-	select {
-	case g.questions <- answer:
-		return <-answer
-	case <-g.over:
-	case <-timer.C:
-	}
-	return nil
 }
 
 // spanOf returns the span of the branch or block at a path, which it starts if there is none; the

@@ -106,8 +106,9 @@ type pending struct {
 	// that is asked for.
 	location  atomic.Pointer[location]
 	isLocated bool
-	// fault ends the call from outside.
-	fault *fault.Fault
+	// fault ends the call from outside; interrupt is called then, nil for nothing to call.
+	fault     *fault.Fault
+	interrupt func()
 	// isFinal is true once the final reply was delivered.
 	isFinal, isCancelled bool
 	signals              signals
@@ -336,7 +337,21 @@ func (p *pending) failLocked(f *fault.Fault) bool {
 	p.fault = f
 	p.dropLocked()
 	p.wakeLocked()
+	if p.interrupt != nil {
+		p.interrupt()
+	}
 	return true
+}
+
+// interruptBy has interrupt called when the call fails, or now if it has failed; nil has nothing called.
+// interrupt must not wait for anything.
+func (p *pending) interruptBy(interrupt func()) {
+	p.table.mu.Lock()
+	defer p.table.mu.Unlock()
+	p.interrupt = interrupt
+	if p.fault != nil && interrupt != nil {
+		interrupt()
+	}
 }
 
 func (p *pending) signalLocked(s signals) {

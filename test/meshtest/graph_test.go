@@ -353,6 +353,7 @@ func TestRequestsWithBlocksAreRequests(t *testing.T) {
 		optional := func(b *pipeline.Branch) { b.Optional = true }
 		g := bed.Gateway([]pipeline.Pipeline{
 			{Name: "hangs", Steps: steps(block("both", two(step("hang-1"), step("hang-2"), same)))},
+			{Name: "hangs-alone", Steps: steps(step("add"), block("which", pipeline.Block{Switch: []pipeline.Case{{When: &pipeline.Predicate{Part: "y", Below: new(float64(0))}, Steps: steps(step("double"))}, {Else: steps(step("hang"))}}}))},
 			{Name: "answers", Steps: steps(block("both", two(step("add"), step("double"), same)))},
 			{Name: "lacks", Steps: steps(block("both", two(step("add"), step("nowhere"), same)))},
 			{Name: "spares", Steps: steps(block("both", two(step("add"), step("nowhere"), optional)))},
@@ -381,9 +382,34 @@ func TestRequestsWithBlocksAreRequests(t *testing.T) {
 				t.Errorf("stored is %v", err)
 			}
 		})
+		t.Run("cancel of a step that runs alone", func(t *testing.T) {
+			const id = "0190b0c0-0000-7000-8000-00000000000b"
+			r := &request.Request{Pipeline: "hangs-alone", Inputs: []payload.Part{vector("x", 1)}}
+			try := func(ctx context.Context, end func()) {
+				t.Helper()
+				answered := make(chan answer, 1)
+				go func() { answered <- infer(ctx, g, r) }()
+				testbed.Receive(t, "the step runs", started)
+				end()
+				a := testbed.Receive(t, "the caller's answer", answered)
+				a.checkFault(t, fault.Cancelled)
+				testbed.Receive(t, "the step is cancelled", ended)
+			}
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			try(ctx, leave)
+			r.ID = id
+			try(t.Context(), func() {
+				if err := g.Service().Cancel(t.Context(), id); err != nil {
+					t.Error(err)
+				}
+			})
+		})
 		t.Run("deadline", func(t *testing.T) {
-			a := ask(request.Request{Pipeline: "hangs", Timeout: 300 * time.Millisecond})
-			a.checkFault(t, fault.DeadlineExceeded)
+			for _, name := range []string{"hangs", "hangs-alone"} {
+				a := ask(request.Request{Pipeline: name, Timeout: 300 * time.Millisecond})
+				a.checkFault(t, fault.DeadlineExceeded)
+			}
 		})
 		t.Run("deadline of a try", func(t *testing.T) {
 			try := func(x float32) {
