@@ -14,6 +14,7 @@ import (
 	"github.com/gomlx/gomlx/pkg/core/tensors"
 	mlcontext "github.com/gomlx/gomlx/pkg/ml/context"
 	onnxgomlx "github.com/gomlx/onnx-gomlx/onnx"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -74,15 +75,20 @@ func (s Options) compileAll(ctx context.Context, data []byte) (*program, error) 
 		return nil, err
 	}
 	p := &program{spec: runner.Spec{Inputs: c.inputs, BatchAxis: runner.BatchRows, Parameters: []runner.ParameterSpec{}}}
-	for _, rows := range s.sizes() {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		next, err := c.compile(rows)
-		if err != nil {
-			return nil, err
-		}
-		p.plans = append(p.plans, next)
+	sizes := s.sizes()
+	p.plans = make([]*plan, len(sizes))
+	// The library collects garbage three times for each graph: for all at once, if they are made at once.
+	var all errgroup.Group
+	for i, rows := range sizes {
+		all.Go(func() error {
+			return guard(func() (err error) {
+				p.plans[i], err = c.compile(rows)
+				return err
+			})
+		})
+	}
+	if err := all.Wait(); err != nil {
+		return nil, err
 	}
 	if p.spec.Outputs, err = c.outputs(p.plans); err != nil {
 		return nil, err
