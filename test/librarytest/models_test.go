@@ -359,7 +359,7 @@ func TestAliasMovesToTheStageOfAnotherRuntime(t *testing.T) {
 	if alias := move("broken", false); alias.GetActive().GetModel() != "b" {
 		t.Errorf("to a model that cannot be loaded: %v", alias)
 	}
-	for range 200 { // at any point of a request
+	for range 50 { // at any point of a request
 		move("a", true)
 		move("b", true)
 	}
