@@ -49,7 +49,10 @@ func (h *handler) getDeadLetter(ctx context.Context, in *adminv1.GetDeadLetterRe
 	if in.GetMessageBytes() > maxRaw {
 		return nil, fault.InField(fault.InvalidRequest, "message_bytes", "%d, at most %d are allowed", in.GetMessageBytes(), maxRaw)
 	}
-	if in.GetMessageBytes() > 0 {
+	if in.GetBodyBytes() > maxRaw {
+		return nil, fault.InField(fault.InvalidRequest, "body_bytes", "%d, at most %d are allowed", in.GetBodyBytes(), maxRaw)
+	}
+	if in.GetMessageBytes() > 0 || in.GetBodyBytes() > 0 {
 		if err := refuseReader(ctx, "see payloads"); err != nil {
 			return nil, err
 		}
@@ -58,8 +61,12 @@ func (h *handler) getDeadLetter(ctx context.Context, in *adminv1.GetDeadLetterRe
 	if err != nil {
 		return nil, deadLetterFault(err, in.GetSeq())
 	}
-	out := full(decode(dead))
+	letter := decode(dead)
+	out := full(letter)
 	out.RawMessage = dead.Item[:min(len(dead.Item), int(in.GetMessageBytes()))]
+	if body, ok := letter.body(); ok && in.GetBodyBytes() > 0 && len(body) <= int(in.GetBodyBytes()) {
+		out.Body = append([]byte{}, body...) // nil is none
+	}
 	return &adminv1.GetDeadLetterResponse{DeadLetter: out}, nil
 }
 
@@ -136,6 +143,23 @@ func decode(l store.DeadLetter) decodedLetter {
 		out.item, _ = envelope.Decode(l.Item)
 	}
 	return out
+}
+
+// body returns what a body of a replay replaces; false where the payload is no single blob.
+func (l decodedLetter) body() (data []byte, ok bool) {
+	var inputs []payload.Part
+	if call := l.job.GetHttp(); call != nil {
+		return call.GetBody(), true
+	}
+	if l.item != nil {
+		inputs = l.item.Parts
+	} else if in, err := payload.FromProto("inputs", l.job.GetInfer().GetInputs()); err == nil {
+		inputs = in
+	}
+	if len(inputs) != 1 || inputs[0].Tensor != nil {
+		return nil, false
+	}
+	return inputs[0].Blob.Data, true
 }
 
 func summary(l decodedLetter) *adminv1.DeadLetterSummary {

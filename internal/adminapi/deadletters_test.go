@@ -20,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
 func TestDeadLettersAreServedOnEveryProtocol(t *testing.T) {
@@ -106,6 +107,43 @@ func TestDeadLetterMessageIsLimitedToRequestedBytes(t *testing.T) {
 		}
 	}
 	_, err := client.GetDeadLetter(t.Context(), connect.NewRequest(&adminv1.GetDeadLetterRequest{Seq: seq, MessageBytes: 64<<20 + 1}))
+	expect(t, "too many bytes", err, fault.InvalidRequest)
+}
+
+func TestDeadLetterGivesTheBodyThatAReplayReplaces(t *testing.T) {
+	t.Parallel()
+	d := newBed(t)
+	client := open(t, d)
+	one := func(blob string) []byte {
+		e := item(t)
+		e.Parts = []payload.Part{payload.OfBlob("text", "text/plain", []byte(blob))}
+		return d.encode(e)
+	}
+	for name, test := range map[string]struct {
+		message []byte
+		most    uint32
+		want    string
+	}{
+		"one blob":       {one("12345"), 5, "12345"},
+		"an empty one":   {one(""), 1, ""},
+		"not asked for":  {one("12345"), 0, "none"},
+		"a larger one":   {one("12345"), 4, "none"},
+		"several inputs": {d.encode(item(t)), 100, "none"},
+		"no item":        {[]byte("garbage"), 100, "none"},
+	} {
+		response, err := client.GetDeadLetter(t.Context(), connect.NewRequest(&adminv1.GetDeadLetterRequest{Seq: d.storeMessage(test.message), BodyBytes: test.most}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := "none"
+		if body := response.Msg.GetDeadLetter().Body; body != nil {
+			got = string(body)
+		}
+		if got != test.want {
+			t.Errorf("%s: the body is %q, want %q", name, got, test.want)
+		}
+	}
+	_, err := client.GetDeadLetter(t.Context(), connect.NewRequest(&adminv1.GetDeadLetterRequest{Seq: 1, BodyBytes: 64<<20 + 1}))
 	expect(t, "too many bytes", err, fault.InvalidRequest)
 }
 

@@ -169,7 +169,7 @@ func TestCrossOriginCallsAreRejected(t *testing.T) {
 func TestOversizedRequestIsRejected(t *testing.T) {
 	t.Parallel()
 	client := open(t, &fake{})
-	_, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{Stage: strings.Repeat("x", 64<<10)}))
+	_, err := client.ListDeadLetters(t.Context(), connect.NewRequest(&adminv1.ListDeadLettersRequest{Stage: strings.Repeat("x", 8<<20)}))
 	expect(t, "a large request", err, fault.PayloadTooLarge)
 }
 

@@ -88,9 +88,10 @@ type Settings struct {
 }
 
 const (
-	// maxMessageBytes bounds one request of numbers and names, and maxPipelinesBytes
-	// one with pipelines.
+	// maxMessageBytes bounds one request of numbers and names, maxBodyBytes one with the payload
+	// of a dead letter, and maxPipelinesBytes one with pipelines.
 	maxMessageBytes   = 64 << 10
+	maxBodyBytes      = 8 << 20
 	maxPipelinesBytes = 4 << 20
 )
 
@@ -114,7 +115,7 @@ func newHandler(s Settings) *handler {
 // Handler returns the handler of everything on the admin port.
 func Handler(s Settings) http.Handler {
 	h, mux := newHandler(s), http.NewServeMux()
-	dead := h.mount(mux, adminv1.File_stagemesh_admin_v1_deadletter_proto, "dead letters", maxMessageBytes)
+	dead := h.mount(mux, adminv1.File_stagemesh_admin_v1_deadletter_proto, "dead letters", maxBodyBytes)
 	query(dead, "ListDeadLetters", h.listDeadLetters)
 	query(dead, "GetDeadLetter", h.getDeadLetter)
 	unary(dead, "ReplayDeadLetter", h.replayDeadLetter)

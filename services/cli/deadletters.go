@@ -173,15 +173,16 @@ const maxRaw = 64 << 20
 
 func newDeadLettersShow() *cobra.Command {
 	var asJSON bool
-	var raw string
+	var raw, body string
 	show := &cobra.Command{
 		Use:     "show NUMBER",
 		Short:   "Show everything recorded about a dead letter",
-		Example: "  stagemesh dead-letters show 7\n  stagemesh dead-letters show 7 --raw item.bin   # write the original queue message to a file",
+		Example: "  stagemesh dead-letters show 7\n  stagemesh dead-letters show 7 --body item.json   # write the payload to a file, to replay it edited",
 		Args:    between(1, 1, "give one NUMBER of a dead letter"),
 	}
 	addJSON(show, &asJSON, "the dead letter")
 	show.Flags().StringVar(&raw, "raw", "", "write the original queue message to this file")
+	show.Flags().StringVar(&body, "body", "", "write the payload to this file, for replay --body; it has to be one blob")
 	return askAdmin(show, func(cmd *cobra.Command, client clients, args []string) error {
 		seqs, err := deadLetterNumbers(cmd, args)
 		if err != nil {
@@ -190,6 +191,9 @@ func newDeadLettersShow() *cobra.Command {
 		request := &adminv1.GetDeadLetterRequest{Seq: seqs[0]}
 		if raw != "" {
 			request.MessageBytes = maxRaw
+		}
+		if body != "" {
+			request.BodyBytes = maxRaw
 		}
 		response, err := client.GetDeadLetter(cmd.Context(), connect.NewRequest(request))
 		if err != nil {
@@ -201,6 +205,15 @@ func newDeadLettersShow() *cobra.Command {
 				return fmt.Errorf("--raw: %w", err)
 			}
 			letter.RawMessage = nil
+		}
+		if body != "" {
+			if letter.Body == nil {
+				return errors.New("--body: the payload is no single blob; leave out --body to see its parts")
+			}
+			if err := os.WriteFile(body, letter.GetBody(), 0o600); err != nil {
+				return fmt.Errorf("--body: %w", err)
+			}
+			letter.Body = nil
 		}
 		if asJSON {
 			return printJSON(cmd.OutOrStdout(), letter)

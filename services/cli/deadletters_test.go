@@ -263,11 +263,14 @@ func TestDeadLettersArePrintedAsJSON(t *testing.T) {
 	if err := protojson.Unmarshal([]byte(out), &summary); err != nil || summary.GetRequestId() != string(e.RequestID) || strings.Count(out, "\n") != 1 {
 		t.Errorf("list: %s, %v", out, err)
 	}
-	raw := filepath.Join(t.TempDir(), "raw")
-	out, _ = g.must("show", "1", "--json", "--raw", raw)
+	raw, body := filepath.Join(t.TempDir(), "raw"), filepath.Join(t.TempDir(), "body")
+	out, _ = g.must("show", "1", "--json", "--raw", raw, "--body", body)
 	var letter adminv1.DeadLetter
-	if err := protojson.Unmarshal([]byte(out), &letter); err != nil || letter.GetItem().GetMetadata()["user"] != "u\x1b[31m" {
+	if err := protojson.Unmarshal([]byte(out), &letter); err != nil || letter.GetItem().GetMetadata()["user"] != "u\x1b[31m" || letter.Body != nil {
 		t.Errorf("show: %s, %v", out, err)
+	}
+	if data := testbed.ReadFile(t, body); string(data) != "poison" {
+		t.Errorf("the payload is %q", data)
 	}
 	if data, err := os.ReadFile(raw); err != nil || uint64(len(data)) != letter.GetSummary().GetSize() {
 		t.Errorf("the message: %d bytes, %v", len(data), err)

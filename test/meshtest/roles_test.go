@@ -121,8 +121,10 @@ func TestRoleReadLooksAndChangesNothing(t *testing.T) {
 				}
 				if name == "DeadLetterService/GetDeadLetter" {
 					for token, want := range map[string]string{"look": denied, "all": "not_found"} {
-						if code := callAdmin(t, g.AdminURL(), method, token, `{"seq": 1, "messageBytes": 1}`); code != want {
-							t.Errorf("a payload with %s: %q", token, code)
+						for _, payload := range []string{"messageBytes", "bodyBytes"} {
+							if code := callAdmin(t, g.AdminURL(), method, token, `{"seq": 1, "`+payload+`": 1}`); code != want {
+								t.Errorf("%s with %s: %q", payload, token, code)
+							}
 						}
 					}
 				}

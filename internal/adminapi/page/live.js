@@ -9,6 +9,7 @@ const deadAfter = 10 * second;
 
 let token = "";
 let isAsking = false;
+let asker = null; // where the focus was when a token was asked for
 let shown; // the figures on the page
 let shownAt = 0;
 let begunAt = 0; // when the watch began
@@ -179,8 +180,10 @@ async function* stream(method, signal) {
 function report(error) {
   const isUnknown = error.code === "unauthenticated";
   if (isUnknown || error.code === "permission_denied") {
+    asker = document.activeElement;
     byID("ask").hidden = false;
-    byID("token").focus();
+    byID("dismiss").hidden = isUnknown;
+    byID("token").focus({ preventScroll: true });
   }
   if (isUnknown) {
     isAsking = true;
@@ -189,6 +192,12 @@ function report(error) {
   }
   byID("problem").textContent = isUnknown && token === "" ? "" : error.message;
   byID("problem").hidden = byID("problem").textContent === "";
+}
+
+// Hides the form for a token, where the page is of use without another one.
+function dismiss() {
+  byID("ask").hidden = byID("problem").hidden = true;
+  asker?.focus();
 }
 
 const wait = (ms) => new Promise((resolve) => { setTimeout(resolve, ms); });
@@ -674,32 +683,86 @@ async function loadLetters() {
   setText(byID("letters-note"), deadLetters.length === 0 ? "There are none." : next === undefined ? "" : "These are the oldest 200.");
 }
 
+// The most bytes of a payload that the page shows and sends.
+const maxBody = 5 << 20;
+
 async function openLetter(seq) {
   const { deadLetter: d } = await call("DeadLetterService/GetDeadLetter", { seq });
   const s = d.summary;
-  const [text, file] = [make("textarea", { id: "body", spellcheck: false }), make("input", { id: "file", type: "file" })];
-  const outcome = make("p", { role: "status" });
-  const replay = async (body) => {
-    const replayed = await call("DeadLetterService/ReplayDeadLetter", { seq, ...body });
-    outcome.textContent = `replayed as ${replayed.requestId ? "request" : "job"} ${replayed.requestId || replayed.jobId}`;
-  };
-  const replayEdited = async () => {
-    const bytes = file.files.length > 0 ? new Uint8Array(await file.files[0].arrayBuffer()) : new TextEncoder().encode(text.value);
-    return replay({ body: btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join("")) });
-  };
-  const remove = () => window.confirm(`Delete dead letter ${seq}?`) && call("DeadLetterService/DeleteDeadLetter", { seq }).then(close);
-  const button = (label, does, disabled = !s.replayable) => {
-    const out = make("button", { type: "button", disabled }, label);
-    out.addEventListener("click", () => Promise.resolve(does()).then(loadLetters).catch(report));
+  const parts = d.item?.parts ?? d.job?.parts ?? [];
+  const outcome = make("p", { id: "outcome", role: "status" });
+  const buttons = [];
+  const button = (label, does) => {
+    const out = make("button", { type: "button" }, label);
+    out.addEventListener("click", () => does().catch(report));
+    buttons.push(out);
     return out;
   };
-  const parts = (d.item?.parts ?? d.job?.parts ?? []).map((p) => `${p.name || "(no name)"}: ${p.blob?.contentType ?? `${p.tensor?.datatype} [${p.tensor?.shape ?? ""}]`}, ${p.size ?? 0} bytes`);
+  const replay = async (body) => {
+    buttons.forEach((one) => { one.disabled = true; }); // a letter is replayed once
+    try {
+      const to = await call("DeadLetterService/ReplayDeadLetter", { seq, ...body });
+      const request = make("button", { type: "button" }, to.requestId);
+      request.addEventListener("click", () => openRequest(to.requestId));
+      outcome.replaceChildren("It runs again as ", ...(to.requestId ? ["request ", request] : [`job ${to.jobId}`]), to.deadLetterRemains ? "; delete the dead letter, it could not be." : ".");
+      buttons.forEach((one) => { one.disabled = one.textContent !== "Delete" || !to.deadLetterRemains; });
+    } catch (error) {
+      buttons.forEach((one) => { one.disabled = false; });
+      throw error;
+    }
+    await loadLetters();
+  };
+  const remove = async () => {
+    if (window.confirm(`Delete dead letter ${seq}? It cannot be brought back.`)) {
+      await call("DeadLetterService/DeleteDeadLetter", { seq });
+      close();
+      await loadLetters();
+    }
+  };
+  const types = parts.map((p) => `${p.name || "(no name)"}: ${p.blob ? p.blob.contentType || "bytes" : `${p.tensor?.datatype} [${p.tensor?.shape ?? ""}]`}, ${p.size ?? 0} bytes`);
   open(`dead letter ${seq}`,
     terms([["Why", `${d.fault?.reason}: ${d.fault?.message}`], ["Of", s.stage ? `stage ${s.stage}` : `queue ${s.queue}`], ["Pipeline", s.pipeline], ["Tenant", s.tenant || d.item?.tenant],
-      ["Request", s.requestId], ["Job", s.jobId], ["Host", d.host], ["When", s.deadLetteredAt], ["Deliveries", s.deliveries], ["Crashes", s.crashCount], ["Payload", parts.join("; ")], ["Not replayable", d.notReplayable]]),
-    make("p", {}, button("Replay", () => replay({})), " ", button("Delete", remove, false)),
-    make("h3", {}, "Replay with another payload"), make("label", { htmlFor: "body" }, "This text"), text,
-    make("p", {}, make("label", { htmlFor: "file" }, "or a file, up to 48 KiB "), file), make("p", {}, button("Replay with it", replayEdited)), outcome);
+      ["Request", s.requestId], ["Job", s.jobId], ["Host", d.host], ["When", s.deadLetteredAt], ["Deliveries", s.deliveries], ["Crashes", s.crashCount], ["Payload", types.join("; ")], ["Not replayable", d.notReplayable]]),
+    make("p", { className: "row" }, ...(s.replayable ? [button("Replay", () => replay({}))] : []), button("Delete", remove)), outcome,
+    ...(s.replayable ? editor(seq, parts, button, replay) : []));
+}
+
+// The payload of a dead letter, to be loaded, changed, and replayed.
+function editor(seq, parts, button, replay) {
+  const head = make("h3", {}, "Replay with another payload");
+  if (parts.length !== 1 || parts[0].tensor) {
+    return [head, make("p", { className: "faint" }, "This payload is a tensor or has several parts: it can only be replayed as it is.")];
+  }
+  const text = make("textarea", { id: "body", spellcheck: false });
+  const file = make("input", { id: "file", type: "file" });
+  const note = make("p", { id: "body-note", className: "faint", role: "status" });
+  const load = async () => {
+    const { deadLetter: d } = await call("DeadLetterService/GetDeadLetter", { seq, bodyBytes: maxBody });
+    try {
+      text.value = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(Uint8Array.from(atob(d.body), (letter) => letter.charCodeAt(0)));
+      note.textContent = "";
+      text.focus();
+    } catch {
+      note.textContent = d.body === undefined ? `It has more than ${maxBody >> 20} MiB: stagemesh dead-letters show ${seq} --body FILE writes it to a file.`
+        : `It is not text, but ${parts[0].blob.contentType || "bytes"}: choose a file to send instead.`;
+    }
+  };
+  const send = async () => {
+    const body = file.files[0] ?? new Blob([text.value]);
+    if (body.size > maxBody) {
+      throw failure("", `the payload has ${body.size.toLocaleString("en")} bytes, here at most ${maxBody >> 20} MiB; stagemesh dead-letters replay ${seq} --body FILE takes more`);
+    }
+    if (body.size === 0 && !window.confirm("Replay it with an empty payload?")) {
+      return;
+    }
+    const url = await new Promise((resolve, reject) => {
+      const reader = Object.assign(new FileReader(), { onload: () => resolve(reader.result), onerror: () => reject(reader.error) });
+      reader.readAsDataURL(body);
+    });
+    await replay({ body: url.split(",")[1] ?? "" });
+  };
+  return [head, make("p", { className: "row" }, button("Load its payload", load)), note, make("label", { htmlFor: "body" }, "Send this text"), text,
+    make("p", {}, make("label", { htmlFor: "file" }, "or a file instead "), file), make("p", { className: "row" }, button("Replay with it", send))];
 }
 
 // Loads again what is open.
@@ -724,7 +787,7 @@ byID("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   token = byID("token").value.trim();
   byID("token").value = "";
-  byID("problem").hidden = byID("ask").hidden = true;
+  dismiss();
   isAsking = false;
   watching.abort(); // it has another token
   wake();
@@ -742,8 +805,9 @@ byID("failed").addEventListener("change", () => {
 byID("jobs").addEventListener("toggle", refresh);
 byID("dead").addEventListener("toggle", refresh);
 byID("close").addEventListener("click", close);
+byID("dismiss").addEventListener("click", dismiss);
 document.addEventListener("click", () => { byID("problem").hidden = true; }, true);
-document.addEventListener("keydown", (event) => event.key === "Escape" && close());
+document.addEventListener("keydown", (event) => event.key === "Escape" && (byID("ask").hidden || isAsking ? close() : dismiss()));
 document.addEventListener("visibilitychange", () => (document.hidden ? watching.abort() : wake()));
 setInterval(showState, second);
 setInterval(refresh, 3 * second);

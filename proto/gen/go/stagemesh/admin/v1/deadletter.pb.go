@@ -333,7 +333,10 @@ type GetDeadLetterRequest struct {
 	Seq   uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
 	// At most so many bytes of the message as it was in the queue, from the first
 	// one on, at most 67108864 (64 MiB); 0 gives none.
-	MessageBytes  uint32 `protobuf:"varint,2,opt,name=message_bytes,json=messageBytes,proto3" json:"message_bytes,omitempty"`
+	MessageBytes uint32 `protobuf:"varint,2,opt,name=message_bytes,json=messageBytes,proto3" json:"message_bytes,omitempty"`
+	// Give the body, as ReplayDeadLetter takes it, if it has at most so many bytes; at
+	// most 67108864 (64 MiB).
+	BodyBytes     uint32 `protobuf:"varint,3,opt,name=body_bytes,json=bodyBytes,proto3" json:"body_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -378,6 +381,13 @@ func (x *GetDeadLetterRequest) GetSeq() uint64 {
 func (x *GetDeadLetterRequest) GetMessageBytes() uint32 {
 	if x != nil {
 		return x.MessageBytes
+	}
+	return 0
+}
+
+func (x *GetDeadLetterRequest) GetBodyBytes() uint32 {
+	if x != nil {
+		return x.BodyBytes
 	}
 	return 0
 }
@@ -447,7 +457,10 @@ type DeadLetter struct {
 	// stagemesh.mesh.v1.Envelope or QueuedJob, or what was taken for one.
 	RawMessage []byte `protobuf:"bytes,10,opt,name=raw_message,json=rawMessage,proto3" json:"raw_message,omitempty"`
 	// The job instead of an item; absent where the message is none.
-	Job           *DeadLetterJob `protobuf:"bytes,11,opt,name=job,proto3" json:"job,omitempty"`
+	Job *DeadLetterJob `protobuf:"bytes,11,opt,name=job,proto3" json:"job,omitempty"`
+	// What a body of ReplayDeadLetter replaces, if it was asked for and is small enough; absent
+	// where the payload is no single blob.
+	Body          []byte `protobuf:"bytes,12,opt,name=body,proto3,oneof" json:"body,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -555,6 +568,13 @@ func (x *DeadLetter) GetRawMessage() []byte {
 func (x *DeadLetter) GetJob() *DeadLetterJob {
 	if x != nil {
 		return x.Job
+	}
+	return nil
+}
+
+func (x *DeadLetter) GetBody() []byte {
+	if x != nil {
+		return x.Body
 	}
 	return nil
 }
@@ -1352,13 +1372,15 @@ const file_stagemesh_admin_v1_deadletter_proto_rawDesc = "" +
 	"replayable\x12\x14\n" +
 	"\x05queue\x18\r \x01(\tR\x05queue\x12\x15\n" +
 	"\x06job_id\x18\x0e \x01(\tR\x05jobId\x12\x16\n" +
-	"\x06tenant\x18\x0f \x01(\tR\x06tenant\"M\n" +
+	"\x06tenant\x18\x0f \x01(\tR\x06tenant\"l\n" +
 	"\x14GetDeadLetterRequest\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12#\n" +
-	"\rmessage_bytes\x18\x02 \x01(\rR\fmessageBytes\"X\n" +
+	"\rmessage_bytes\x18\x02 \x01(\rR\fmessageBytes\x12\x1d\n" +
+	"\n" +
+	"body_bytes\x18\x03 \x01(\rR\tbodyBytes\"X\n" +
 	"\x15GetDeadLetterResponse\x12?\n" +
 	"\vdead_letter\x18\x01 \x01(\v2\x1e.stagemesh.admin.v1.DeadLetterR\n" +
-	"deadLetter\"\x96\x04\n" +
+	"deadLetter\"\xb8\x04\n" +
 	"\n" +
 	"DeadLetter\x12?\n" +
 	"\asummary\x18\x01 \x01(\v2%.stagemesh.admin.v1.DeadLetterSummaryR\asummary\x12.\n" +
@@ -1375,7 +1397,9 @@ const file_stagemesh_admin_v1_deadletter_proto_rawDesc = "" +
 	"\vraw_message\x18\n" +
 	" \x01(\fR\n" +
 	"rawMessage\x123\n" +
-	"\x03job\x18\v \x01(\v2!.stagemesh.admin.v1.DeadLetterJobR\x03job\"\x8c\x01\n" +
+	"\x03job\x18\v \x01(\v2!.stagemesh.admin.v1.DeadLetterJobR\x03job\x12\x17\n" +
+	"\x04body\x18\f \x01(\fH\x00R\x04body\x88\x01\x01B\a\n" +
+	"\x05_body\"\x8c\x01\n" +
 	"\rDeadLetterJob\x12-\n" +
 	"\x03job\x18\x01 \x01(\v2\x1b.stagemesh.inference.v1.JobR\x03job\x128\n" +
 	"\x05parts\x18\x02 \x03(\v2\".stagemesh.admin.v1.DeadLetterPartR\x05parts\x12\x12\n" +
@@ -1546,6 +1570,7 @@ func file_stagemesh_admin_v1_deadletter_proto_init() {
 	if File_stagemesh_admin_v1_deadletter_proto != nil {
 		return
 	}
+	file_stagemesh_admin_v1_deadletter_proto_msgTypes[5].OneofWrappers = []any{}
 	file_stagemesh_admin_v1_deadletter_proto_msgTypes[10].OneofWrappers = []any{
 		(*DeadLetterPart_Blob)(nil),
 		(*DeadLetterPart_Tensor)(nil),
