@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
@@ -35,7 +36,9 @@ stages:
   classify: {runner: {sleep: {base: 5ms, per_item: 1ms, concurrency: 2}}, hosts: 2}
   label: {runner: {echo: {}}}
   double: {runner: {worker: {command: [python3, double.py], workers: 2}}}
+  fragile: {runner: {worker: {command: [python3, fragile.py]}}, crash_limit: 1}
 pipelines:
+  fragile: {steps: [{name: fragile, stage: fragile}]}
   photos:
     steps: [{name: decode, stage: decode}, {name: classify, stage: classify}, {name: label, stage: label}]
   both:
@@ -71,6 +74,30 @@ if __name__ == "__main__":
     serve(Double, arrays="buffer")
 `
 
+// It dies of the text "fall" and of bytes that are no text.
+const fragileWorker = `import os
+
+from stagemesh import Bytes, Text, Worker, serve
+
+
+class Fragile(Worker):
+    inputs = {"text": Bytes("text/plain", "application/octet-stream")}
+    outputs = {"text": Text()}
+
+    def predict_item(self, item):
+        try:
+            text = bytes(item["text"]).decode()
+        except UnicodeDecodeError:
+            os._exit(2)
+        if text == "fall":
+            os._exit(1)
+        return {"text": text.upper()}
+
+
+if __name__ == "__main__":
+    serve(Fragile)
+`
+
 // liveProgram is a mesh in a process, with the token "all" for operators and "look" for readers.
 type liveProgram struct {
 	*testbed.Process
@@ -89,7 +116,7 @@ func startLive(t *testing.T) *liveProgram {
 	folder := t.TempDir()
 	p := &liveProgram{t: t, folder: folder, public: fmt.Sprintf("127.0.0.1:%d", ports[0]), admin: fmt.Sprintf("127.0.0.1:%d", ports[1])}
 	for name, text := range map[string]string{
-		"double.py": doubleWorker, "tokens": "all\nlook role=read\n", "mesh.yaml": fmt.Sprintf(liveMesh, p.public, p.admin, "tokens"),
+		"double.py": doubleWorker, "fragile.py": fragileWorker, "tokens": "all\nlook role=read\n", "mesh.yaml": fmt.Sprintf(liveMesh, p.public, p.admin, "tokens"),
 	} {
 		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -202,7 +229,7 @@ func TestLivePageShowsARunningMesh(t *testing.T) {
 	p.logIn(t, "http://"+m.admin+"/", "all")
 	p.awaitText(t, node("pipeline photos"), "photos", "requests/s", "INVALID_INPUT")
 	row := awaitRow(t, p, "stages", "classify", "of 4")
-	if len(row) != 5 {
+	if len(row) != 6 {
 		t.Errorf("the table has %q", row)
 	}
 	p.awaitText(t, node("stage decode"), "faults/s")
@@ -271,6 +298,162 @@ func TestLivePageOfAReaderChangesNothing(t *testing.T) {
 	p.do(t, "give another token", chromedp.SendKeys(chromedp.CSS("#token"), "all\r"), chromedp.WaitNotVisible(chromedp.CSS("#ask")))
 	p.do(t, "pause", chromedp.Click(chromedp.CSS("#queues button")))
 	awaitRow(t, p, "queues", "night", "paused")
+	p.quiet(t, "http://"+m.admin, "403")
+}
+
+// fall sends durable requests that end as dead letters, from 1 on in this order.
+func (p *liveProgram) fall(t *testing.T, texts ...string) {
+	t.Helper()
+	c := client(t)
+	for _, text := range texts {
+		contentType := "text/plain"
+		if !utf8.ValidString(text) {
+			contentType = "application/octet-stream"
+		}
+		_, answer := testbed.Call(t, c, http.MethodPost, "http://"+p.public+"/v1/pipelines/fragile:infer", text,
+			"Content-Type", contentType, "Stagemesh-Durability", "file", "Stagemesh-Timeout", "60s")
+		if !strings.Contains(answer, "RUNNER_CRASHED") {
+			t.Fatalf("%q is answered by %s", text, answer)
+		}
+	}
+}
+
+// letters returns how many dead letters the admin port lists.
+func (p *liveProgram) letters(t *testing.T) int {
+	t.Helper()
+	_, answer := testbed.Call(t, client(t), http.MethodPost, "http://"+p.admin+"/stagemesh.admin.v1.DeadLetterService/ListDeadLetters", "{}",
+		"Content-Type", "application/json", "Authorization", "Bearer look")
+	return strings.Count(answer, `"seq"`)
+}
+
+// press clicks the button of the panel with this label.
+func (p *page) press(t *testing.T, label string) {
+	t.Helper()
+	p.do(t, "press "+label, chromedp.Click(chromedp.Search(fmt.Sprintf(`//aside//button[text()=%q]`, label))))
+}
+
+// openLetter opens a dead letter from the list.
+func (p *page) openLetter(t *testing.T, number string) {
+	t.Helper()
+	awaitRow(t, p, "letters", number+"\t")
+	p.do(t, "open dead letter "+number, chromedp.Click(chromedp.Search(fmt.Sprintf(`//table[@id="letters"]//button[text()=%q]`, number))))
+	p.awaitText(t, "#detail-head", "dead letter "+number)
+}
+
+// answer has the page's questions answered by yes or no from now on.
+func (p *page) answer(t *testing.T, yes bool) {
+	t.Helper()
+	ask(t, p, "answer", chromedp.Evaluate[bool](fmt.Sprintf("window.asked = ''; window.confirm = (question) => { window.asked = question; return %t; }; true", yes)))
+}
+
+// replayedAs returns the result of the request that the page says a dead letter runs as.
+func (p *page) replayedAs(t *testing.T, m *liveProgram) string {
+	t.Helper()
+	words := strings.Fields(p.awaitText(t, "#outcome", "It runs again as request "))
+	_, answer := testbed.Call(t, client(t), http.MethodGet, "http://"+m.public+"/v1/requests/"+strings.Trim(words[5], ".")+"/result?wait=60s", "", "Accept", "application/json")
+	return answer
+}
+
+func TestLivePageReplaysDeadLetters(t *testing.T) {
+	t.Parallel()
+	m := startLive(t)
+	m.fall(t, "fall", "\xff\xfe", "fall", "fall")
+	p := browse(t)
+	p.do(t, "size", chromedp.EmulateViewport(1440, 1000))
+	p.logIn(t, "http://"+m.admin+"/", "all")
+	p.do(t, "dead letters", chromedp.Click(chromedp.CSS("#dead summary")))
+	awaitRow(t, p, "letters", "1\t", "fragile", "RUNNER_CRASHED")
+
+	p.openLetter(t, "1")
+	p.awaitText(t, "#detail", "RUNNER_CRASHED", "stage fragile", "(no name): text/plain, 4 bytes")
+	p.press(t, "Load its payload")
+	testbed.Eventually(t, "the payload is there", func() bool { return ask(t, p, "read", chromedp.Value(chromedp.CSS("#body"))) == "fall" })
+	p.do(t, "edit", chromedp.SendKeys(chromedp.CSS("#body"), " no more, ☂"))
+	p.pictures(t, "live-letter")
+	p.press(t, "Replay with it")
+	if answer := p.replayedAs(t, m); !strings.Contains(answer, `"FALL NO MORE, ☂"`) {
+		t.Errorf("edited, it is answered by %s", answer)
+	}
+	if n := ask(t, p, "count", chromedp.Evaluate[int](`document.querySelectorAll("#detail-body button:enabled").length`)); n != 1 || m.letters(t) != 3 {
+		t.Errorf("%d buttons of %d letters are left", n, m.letters(t))
+	}
+	p.pictures(t, "live-letter-replayed")
+	p.do(t, "see the request", chromedp.Click(chromedp.CSS("#outcome button")), chromedp.WaitVisible(chromedp.CSS("#detail .waterfall")))
+	p.awaitText(t, "#detail", "request ", "fragile")
+
+	p.openLetter(t, "2")
+	p.press(t, "Load its payload")
+	p.awaitText(t, "#body-note", "not text, but application/octet-stream")
+	p.do(t, "choose a file", chromedp.SetUploadFiles(chromedp.CSS("#file"), []string{testbed.WriteFile(t, "large", strings.Repeat("x", 100<<10))}))
+	p.press(t, "Replay with it")
+	if answer := p.replayedAs(t, m); !strings.Contains(answer, strings.Repeat("X", 100<<10)) {
+		t.Errorf("with a file it is answered by %.200s", answer)
+	}
+
+	p.openLetter(t, "3")
+	p.answer(t, false)
+	p.press(t, "Replay with it")
+	if asked := ask(t, p, "asked", chromedp.Evaluate[string]("window.asked")); !strings.Contains(asked, "empty payload") || m.letters(t) != 2 {
+		t.Errorf("it asks %q", asked)
+	}
+	p.press(t, "Delete")
+	if asked := ask(t, p, "asked", chromedp.Evaluate[string]("window.asked")); !strings.Contains(asked, "Delete dead letter 3?") || m.letters(t) != 2 {
+		t.Errorf("it asks %q", asked)
+	}
+	p.answer(t, true)
+	p.press(t, "Delete")
+	p.do(t, "it closes", chromedp.WaitNotVisible(chromedp.CSS("#detail")))
+	testbed.Eventually(t, "it is deleted", func() bool { return m.letters(t) == 1 })
+
+	p.openLetter(t, "4")
+	p.press(t, "Replay")
+	if answer := p.replayedAs(t, m); !strings.Contains(answer, "RUNNER_CRASHED") {
+		t.Errorf("as it was, it is answered by %s", answer)
+	}
+	p.openLetter(t, "5") // it fell again
+	_, _ = testbed.Call(t, client(t), http.MethodPost, "http://"+m.admin+"/stagemesh.admin.v1.DeadLetterService/DeleteDeadLetter", `{"seq": 5}`,
+		"Content-Type", "application/json", "Authorization", "Bearer all")
+	p.press(t, "Replay")
+	p.awaitText(t, "#problem", "there is no dead letter 5")
+	p.quiet(t, "http://"+m.admin, "404")
+}
+
+func TestLivePageOfAReaderShowsDeadLetters(t *testing.T) {
+	t.Parallel()
+	m := startLive(t)
+	m.fall(t, "fall")
+	p := browse(t)
+	p.do(t, "size", chromedp.EmulateViewport(1280, 800))
+	p.logIn(t, "http://"+m.admin+"/", "look")
+	p.do(t, "dead letters", chromedp.Click(chromedp.CSS("#dead summary")))
+	p.openLetter(t, "1")
+	p.awaitText(t, "#detail", "RUNNER_CRASHED", "(no name): text/plain, 4 bytes")
+	p.answer(t, true)
+	p.do(t, "write another payload", chromedp.SendKeys(chromedp.CSS("#body"), "safe"))
+	for button, method := range map[string]string{"Load its payload": "see payloads", "Replay with it": "call ReplayDeadLetter", "Replay": "call ReplayDeadLetter", "Delete": "call DeleteDeadLetter"} {
+		p.press(t, button)
+		p.awaitText(t, "#problem", "role read, which may not "+method)
+		// It is in view, and has the focus.
+		if seen := ask(t, p, "see", chromedp.Evaluate[bool](`(() => {
+			const {left, top, width, height} = document.activeElement.getBoundingClientRect();
+			return document.activeElement.id === "token" && document.elementFromPoint(left + width / 2, top + height / 2) === document.activeElement;
+		})()`)); !seen {
+			t.Errorf("%s: the field for a token is not seen", button)
+		}
+		if button == "Delete" {
+			p.pictures(t, "live-letter-reader")
+		}
+		p.do(t, "cancel", chromedp.Click(chromedp.CSS("#dismiss")), chromedp.WaitNotVisible(chromedp.CSS("#ask")))
+	}
+	if body := ask(t, p, "read", chromedp.Value(chromedp.CSS("#body"))); body != "safe" || m.letters(t) != 1 {
+		t.Errorf("there are %d dead letters, and the text is %q", m.letters(t), body)
+	}
+	p.press(t, "Replay with it")
+	p.do(t, "give another token", chromedp.SendKeys(chromedp.CSS("#token"), "all\r"), chromedp.WaitNotVisible(chromedp.CSS("#ask")))
+	p.press(t, "Replay with it")
+	if answer := p.replayedAs(t, m); !strings.Contains(answer, `"SAFE"`) || m.letters(t) != 0 {
+		t.Errorf("of %d it is answered by %s", m.letters(t), answer)
+	}
 	p.quiet(t, "http://"+m.admin, "403")
 }
 
