@@ -11,6 +11,7 @@ import math
 import os
 import pickle
 import re
+import socket
 import ssl
 import subprocess
 import sys
@@ -281,12 +282,21 @@ class OptionsTest(ClientTest):
         for options in (
             {"timeout": 0},
             {"timeout": math.nan},
+            {"timeout": "3"},
             {"idempotency_key": "\u00e9"},
             {"idempotency_key": "a\n"},
         ):
             self.fails(ValueError, mesh.with_options, **options)
         for url in ("127.0.0.1:8080", "ftp://host", "http://", "http://user:pass@host", "http://host?x=1"):
-            self.fails(ValueError, Mesh, url)
+            error = self.fails(ValueError, Mesh, url)
+            self.assertIn("expected http:// or https://", str(error))
+            self.assertNotIn("pass", str(error))
+        for inputs in (b"1", "text", [b"1"]):
+            for call in (mesh.infer, mesh.stream, mesh.jobs.submit):
+                error = self.fails(client.InvalidArgument, call, "p", inputs)
+                self.assertIn(
+                    f"given by name, such as image=..., or as one mapping, got {type(inputs).__name__}", str(error)
+                )
         for settings in ({"token": "a\nb"}, {"ca": "/no/such/file"}, {"connections": 0}):
             self.fails((ValueError, OSError), Mesh, "http://host", **settings)
 
@@ -551,8 +561,36 @@ class ConnectionTest(ClientTest):
             np.testing.assert_array_equal(self.mesh(gateway, ca=cert).infer("p", x=value).value, value)
             error = self.fails(client.Disconnected, self.mesh(gateway).infer, "p", x=b"1")
             self.assertIn("CERTIFICATE_VERIFY_FAILED", str(error))
+            self.assertIn("the certificate is not trusted: give the file of its authority, ca=", str(error))
             self.assertFalse(error.retryable)
             self.assertEqual(len(gateway.asked), 1)
+
+    def test_port_without_tls_is_named(self) -> None:
+        url = self.gateway(echo).url.replace("http:", "https:")
+        error = self.fails(client.Disconnected, client.Mesh(url).infer, "p", x=b"1")
+        self.assertIn("the port does not speak TLS: use http://", str(error))
+        self.assertFalse(error.retryable)
+
+    def test_handshake_that_breaks_off_is_tried_again(self) -> None:
+        came = []
+        with socket.create_server(("127.0.0.1", 0)) as server:
+
+            def hang_up() -> None:
+                for _ in range(2):
+                    connection, _ = server.accept()
+                    came.append(connection.recv(1))
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(1 << 16):
+                        pass
+                    connection.close()
+
+            thread = threading.Thread(target=hang_up)
+            thread.start()
+            mesh = client.Mesh(f"https://127.0.0.1:{server.getsockname()[1]}").with_options(retries=1)
+            error = self.fails(client.Disconnected, mesh.infer, "p", x=b"1")
+            thread.join()
+        self.assertTrue(error.retryable)
+        self.assertEqual(len(came), 2)
 
 
 class StreamTest(ClientTest):

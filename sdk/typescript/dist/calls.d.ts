@@ -42,7 +42,7 @@ export type Settled = Options & {
     readonly timeoutMs: number;
     readonly retries: number;
 };
-/** Returns options with changes, headers added to headers; throws RangeError for what is not valid. */
+/** Returns options with changes, headers added to headers; throws TypeError or RangeError for what is not valid. */
 export declare function settle(options: Options, changes?: Options): Settled;
 /** Returns a new idempotency key. */
 export declare function newKey(): string;

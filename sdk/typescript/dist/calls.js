@@ -9,13 +9,24 @@ import { faultOf } from "./errors.js";
 // A wait at the gateway is asked for in pieces, and its answer comes within the slack.
 export const WAIT_MS = 20_000;
 export const SLACK_MS = 30_000;
-/** Returns options with changes, headers added to headers; throws RangeError for what is not valid. */
+const NAMES = {
+    timeoutMs: true, parameters: true, steps: true, outputs: true, priority: true, durability: true, waitForCapacity: true,
+    complete: true, metadata: true, idempotencyKey: true, retries: true, headers: true, signal: true,
+};
+/** Returns options with changes, headers added to headers; throws TypeError or RangeError for what is not valid. */
 export function settle(options, changes = {}) {
+    const unknown = Object.keys(changes).filter((name) => !Object.hasOwn(NAMES, name));
+    if (unknown.length > 0) {
+        throw new TypeError(`unknown option ${unknown.join(", ")}; there are ${Object.keys(NAMES).join(", ")}`);
+    }
     const given = Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== undefined));
     const headers = { ...options.headers, ...changes.headers };
     const out = { timeoutMs: 60_000, retries: 5, ...options, ...given, headers };
-    if (!(out.timeoutMs > 0)) {
-        throw new RangeError(`timeoutMs: ${out.timeoutMs} is not above 0`);
+    if (typeof out.timeoutMs !== "number" || !(out.timeoutMs > 0)) {
+        throw new RangeError(`timeoutMs: ${out.timeoutMs} is no number above 0`);
+    }
+    if (!["", "memory", "file"].includes(out.durability ?? "")) {
+        throw new RangeError(`durability: ${out.durability} is neither "memory" nor "file"`);
     }
     if (!(out.retries >= 0)) {
         throw new RangeError(`retries: ${out.retries} is not 0 or more`);

@@ -74,7 +74,7 @@ export declare class Mesh {
         ordered?: boolean;
     }): AsyncGenerator<Outcome<O>, void, undefined>;
     /** Returns the stored answer of a durable request, or of one with a key; waits so long for it. */
-    result<O extends Outputs = Outputs>(request: RequestRef, options?: calls.Waiting): Promise<Answer<O>>;
+    result<O extends Outputs = Outputs>(request: RequestRef, waiting?: calls.Waiting): Promise<Answer<O>>;
     /** Cancels a request. */
     cancel(request: RequestRef, options?: Options): Promise<void>;
 }

@@ -25,9 +25,12 @@ export class Mesh {
     jobs;
     constructor(url, settings = {}) {
         const { token, fetch = globalThis.fetch, transport, ...options } = settings;
-        const { protocol, origin, pathname, username, search } = new URL(url);
-        if (!/^https?:$/.test(protocol) || username !== "" || search !== "") {
-            throw new TypeError(`url: expected http:// or https:// and a host, got ${protocol}//...`);
+        if (!URL.canParse(url) || !/^https?:$/.test(new URL(url).protocol)) {
+            throw new TypeError(`url: expected http:// or https:// and a host, got ${url.replace(/.*@/, "...@")}`);
+        }
+        const { origin, pathname, username, search } = new URL(url);
+        if (username !== "" || search !== "") {
+            throw new TypeError("url: expected no user and no query");
         }
         if (!/^[\x20-\x7e]*$/.test(token ?? "")) {
             throw new TypeError("token: it has characters that no token has; is there a line end in it?");
@@ -156,8 +159,9 @@ export class Mesh {
         }
     }
     /** Returns the stored answer of a durable request, or of one with a key; waits so long for it. */
-    async result(request, options = {}) {
-        const end = performance.now() + (options.waitMs ?? 0);
+    async result(request, waiting = {}) {
+        const { waitMs = 0, ...options } = waiting;
+        const end = performance.now() + waitMs;
         for (;;) {
             const leftMs = Math.max(0, end - performance.now());
             const piece = Math.min(leftMs, WAIT_MS);

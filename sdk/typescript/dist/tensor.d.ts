@@ -45,6 +45,8 @@ export declare class Tensor<D extends Datatype = Datatype> {
     toArray(): Nested;
     /** The elements of a tensor of BYTES as text, in row-major order. */
     texts(): string[];
+    /** The datatype, the shape and the first elements; bytes as text. */
+    toString(): string;
     private elements;
 }
 /** Returns a tensor of one axis over a typed array; throws TypeError if it is none of a datatype. */

@@ -53,6 +53,13 @@ export class Tensor {
         }
         return this.data.map((element) => new TextDecoder().decode(element));
     }
+    /** The datatype, the shape and the first elements; bytes as text. */
+    toString() {
+        const most = 50;
+        const first = this.data.length > most ? new Tensor(this.datatype, this.data.slice(0, most)) : this;
+        const plain = (_, one) => (one instanceof Uint8Array ? new TextDecoder().decode(one) : typeof one === "bigint" ? Number(one) : one);
+        return `${this.datatype}[${this.shape.join(", ")}] ${JSON.stringify(first.toArray(), plain)}`;
+    }
     elements() {
         const half = HALVES[this.datatype];
         const all = Array.from(this.data);

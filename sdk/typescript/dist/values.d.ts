@@ -34,6 +34,8 @@ export declare class Parts<O extends Outputs = Outputs> {
     get<K extends keyof O & string>(name: K): O[K];
     /** The only output. */
     get value(): O[keyof O];
+    /** A line for each output: its name, and how its value begins. */
+    toString(): string;
 }
 /** The answer to a request. */
 export declare class Answer<O extends Outputs = Outputs> extends Parts<O> {
@@ -44,6 +46,8 @@ export declare class Answer<O extends Outputs = Outputs> extends Parts<O> {
     readonly timeline: Timeline;
     /** The pipeline is empty where the result was asked for by the request's ID. */
     constructor(message: InferResponse, pipeline: string);
+    /** The outputs, and where the time went. */
+    toString(): string;
 }
 /** A piece of a streamed answer. */
 export declare class Chunk<O extends Outputs = Outputs> extends Parts<O> {

@@ -5,6 +5,10 @@ import { PartSchema, } from "./gen/stagemesh/inference/v1/payload_pb.js";
 import { decodeTensor, encodeTensor, Tensor, tensorOfArray } from "./tensor.js";
 /** Returns the parts of a request; throws InvalidArgument. */
 export async function encodeInputs(inputs) {
+    if (typeof inputs !== "object" || inputs === null || ArrayBuffer.isView(inputs) || Array.isArray(inputs) || inputs instanceof Blob) {
+        const kind = typeof inputs === "object" && inputs !== null ? inputs.constructor.name : String(inputs);
+        throw new InvalidArgument(`inputs are given by name, such as { image: ... }, got ${kind}`, { reason: "INVALID_REQUEST" });
+    }
     const given = Object.entries(inputs).filter(([, input]) => input !== undefined);
     if (given.length === 0) {
         throw new InvalidArgument("there are no inputs; give them by name", { reason: "INVALID_REQUEST" });
@@ -90,6 +94,15 @@ export class Parts {
         }
         return value;
     }
+    /** A line for each output: its name, and how its value begins. */
+    toString() {
+        return Object.entries(this.outputs).map(([name, value]) => `  ${name}  ${brief(value)}`).join("\n");
+    }
+}
+function brief(value) {
+    const most = 60;
+    const text = value instanceof Tensor ? String(value) : value instanceof Uint8Array ? `${value.length} bytes` : JSON.stringify(value);
+    return text.length > most ? `${text.slice(0, most)}...` : text;
 }
 /** The answer to a request. */
 export class Answer extends Parts {
@@ -105,6 +118,11 @@ export class Answer extends Parts {
         this.requestId = message.requestId;
         this.metadata = message.metadata;
         this.timeline = new Timeline(message.timeline);
+    }
+    /** The outputs, and where the time went. */
+    toString() {
+        const head = `${this.pipeline}: ${this.timeline.totalMs.toFixed(1)} ms, request ${this.requestId}`;
+        return [head, super.toString(), ...(this.timeline.steps.length > 0 ? [String(this.timeline)] : [])].join("\n");
     }
 }
 /** A piece of a streamed answer. */

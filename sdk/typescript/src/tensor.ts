@@ -81,6 +81,14 @@ export class Tensor<D extends Datatype = Datatype> {
     return (this.data as readonly Uint8Array[]).map((element) => new TextDecoder().decode(element));
   }
 
+  /** The datatype, the shape and the first elements; bytes as text. */
+  toString(): string {
+    const most = 50;
+    const first = this.data.length > most ? new Tensor(this.datatype, this.data.slice(0, most) as TensorData<D>) : this;
+    const plain = (_: string, one: unknown): unknown => (one instanceof Uint8Array ? new TextDecoder().decode(one) : typeof one === "bigint" ? Number(one) : one);
+    return `${this.datatype}[${this.shape.join(", ")}] ${JSON.stringify(first.toArray(), plain)}`;
+  }
+
   private elements(): TensorElement[] {
     const half = HALVES[this.datatype];
     const all: TensorElement[] = Array.from(this.data as ArrayLike<TensorElement>);

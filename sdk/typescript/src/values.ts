@@ -35,6 +35,10 @@ export type Outputs = Readonly<Record<string, Value>>;
 
 /** Returns the parts of a request; throws InvalidArgument. */
 export async function encodeInputs(inputs: Inputs): Promise<Part[]> {
+  if (typeof inputs !== "object" || inputs === null || ArrayBuffer.isView(inputs) || Array.isArray(inputs) || inputs instanceof Blob) {
+    const kind = typeof inputs === "object" && inputs !== null ? (inputs as object).constructor.name : String(inputs);
+    throw new InvalidArgument(`inputs are given by name, such as { image: ... }, got ${kind}`, { reason: "INVALID_REQUEST" });
+  }
   const given = Object.entries(inputs).filter(([, input]) => input !== undefined);
   if (given.length === 0) {
     throw new InvalidArgument("there are no inputs; give them by name", { reason: "INVALID_REQUEST" });
@@ -128,6 +132,17 @@ export class Parts<O extends Outputs = Outputs> {
     }
     return value as O[keyof O];
   }
+
+  /** A line for each output: its name, and how its value begins. */
+  toString(): string {
+    return Object.entries(this.outputs).map(([name, value]) => `  ${name}  ${brief(value as Value)}`).join("\n");
+  }
+}
+
+function brief(value: Value): string {
+  const most = 60;
+  const text = value instanceof Tensor ? String(value) : value instanceof Uint8Array ? `${value.length} bytes` : JSON.stringify(value);
+  return text.length > most ? `${text.slice(0, most)}...` : text;
 }
 
 /** The answer to a request. */
@@ -143,6 +158,12 @@ export class Answer<O extends Outputs = Outputs> extends Parts<O> {
     this.requestId = message.requestId;
     this.metadata = message.metadata;
     this.timeline = new Timeline(message.timeline);
+  }
+
+  /** The outputs, and where the time went. */
+  override toString(): string {
+    const head = `${this.pipeline}: ${this.timeline.totalMs.toFixed(1)} ms, request ${this.requestId}`;
+    return [head, super.toString(), ...(this.timeline.steps.length > 0 ? [String(this.timeline)] : [])].join("\n");
   }
 }
 

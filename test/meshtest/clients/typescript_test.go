@@ -60,6 +60,37 @@ func TestTypeScriptClientRetriesWhatMayMend(t *testing.T) {
 	}
 }
 
+// The client for TypeScript tells what is wrong with a connection, and tries again what may mend.
+func TestTypeScriptClientSaysWhatIsWrongWithAConnection(t *testing.T) {
+	t.Parallel()
+	mesh := startSecureMesh(t)
+	trusted, foreign := testbed.NewAuthority(t), testbed.NewAuthority(t)
+	folder := t.TempDir()
+	keep := func(name string) func(cert, key string) {
+		return func(cert, key string) {
+			for from, suffix := range map[string]string{cert: ".pem", key: ".key"} {
+				if err := os.WriteFile(filepath.Join(folder, name+suffix), testbed.ReadFile(t, from), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	keep("good")(trusted.Certificate("127.0.0.1"))
+	keep("old")(trusted.Expired("127.0.0.1"))
+	keep("other")(trusted.Certificate("gateway.example"))
+	keep("foreign")(foreign.Certificate("127.0.0.1"))
+	for _, transport := range []string{"fetch", "http2"} {
+		cmd := nodeTest(t, "connections.test.mjs", transport)
+		cmd.Env = append(cmd.Env, "MESH=https://"+mesh.listen, "CA="+trusted.File, "FILES="+folder)
+		if transport == "fetch" {
+			cmd.Env = append(cmd.Env, "NODE_EXTRA_CA_CERTS="+trusted.File)
+		}
+		if said, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", transport, err, said)
+		}
+	}
+}
+
 // nodeTest returns a test of the folder typescript, which fails by its exit code.
 func nodeTest(t *testing.T, name, transport string) *exec.Cmd {
 	t.Helper()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import numbers
 import random
 from typing import Any, Callable, Deque, Dict, Mapping, NamedTuple, Optional, Sequence, Union
 from urllib.parse import quote, urlencode
@@ -33,8 +34,8 @@ class Options(NamedTuple):
         if unknown:
             raise TypeError(f"unknown option {', '.join(sorted(unknown))}; there are {', '.join(self._fields)}")
         out = self._replace(**changes)
-        if out.timeout is not None and not out.timeout > 0:
-            raise ValueError(f"timeout: {out.timeout!r} is not above 0")
+        if out.timeout is not None and not (isinstance(out.timeout, numbers.Real) and out.timeout > 0):
+            raise ValueError(f"timeout: {out.timeout!r} is no number of seconds above 0")
         if not out.idempotency_key.isascii() or not out.idempotency_key.isprintable() or len(out.idempotency_key) > 256:
             raise ValueError("idempotency_key: expected at most 256 printable characters of ASCII")
         return out

@@ -39,7 +39,7 @@ from .faults import (
     invalid_answer,
 )
 from .transport import Endpoint, Interrupt, Reply, Transport
-from .values import PACKED, Answer, Chunk, blob_of, decode_answer, encode_request
+from .values import PACKED, Answer, Chunk, blob_of, decode_answer, encode_request, merge
 
 # The client waits this much longer than the deadline, for the gateway's own word, in seconds.
 _GRACE = 0.5
@@ -245,7 +245,7 @@ class Mesh:
 
     def infer(self, pipeline: str, inputs: Optional[Mapping[str, Any]] = None, /, **named: Any) -> Answer:
         """Runs a request and returns its answer; a pipeline may also be ``stage:NAME`` or ``model:NAME``."""
-        return self._infer(infer_plan(pipeline, "infer", {**(inputs or {}), **named}, self.options), self._key())
+        return self._infer(infer_plan(pipeline, "infer", merge(inputs, named), self.options), self._key())
 
     def _infer(self, plan: Plan, key: str) -> Answer:
         reply = self.exchange(plan, key)
@@ -253,12 +253,12 @@ class Mesh:
 
     def stream(self, pipeline: str, inputs: Optional[Mapping[str, Any]] = None, /, **named: Any) -> Stream:
         """Runs a request whose answer comes in chunks."""
-        plan = infer_plan(pipeline, "stream", {**(inputs or {}), **named}, self.options)
+        plan = infer_plan(pipeline, "stream", merge(inputs, named), self.options)
         return Stream(self.exchange(plan, self._key()).source, Answers(self._endpoint.max_bytes))
 
     def start(self, pipeline: str, inputs: Optional[Mapping[str, Any]] = None, /, **named: Any) -> Pending:
         """Runs a request in the background."""
-        plan = infer_plan(pipeline, "infer", {**(inputs or {}), **named}, self.options)
+        plan = infer_plan(pipeline, "infer", merge(inputs, named), self.options)
         key, interrupt = self._key(), Interrupt()
         future = self._threads.submit(self.bind(interrupt)._infer, plan, key)
 
@@ -346,7 +346,7 @@ class Jobs:
         **named: Any,
     ) -> Job:
         """Submits a job, once even if it is sent again: to a pipeline, or to the path of an HTTP target."""
-        inputs, options = {**(inputs or {}), **named}, self._mesh.options
+        inputs, options = merge(inputs, named), self._mesh.options
         texts = {"pipeline": pipeline, "path": path, "ttl": ttl, "deadline": deadline, "webhook": webhook}
         texts.update({f"attributes.{name}": value for name, value in (attributes or {}).items()})
         headers = options.http_headers()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import select
 import socket
 import ssl
@@ -18,7 +19,7 @@ from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Set, Unio
 from urllib.parse import urlsplit
 
 from .calls import Plan
-from .faults import Cancelled, DeadlineExceeded, disconnected, invalid_answer
+from .faults import Cancelled, DeadlineExceeded, Disconnected, disconnected, invalid_answer
 
 # The longest wait for a connection, and for the next bytes of a stream: a gateway sends some every 15 s.
 CONNECT_TIMEOUT, IDLE_TIMEOUT = 10.0, 60.0
@@ -34,7 +35,8 @@ class Endpoint:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
-            raise ValueError(f"url: expected http:// or https:// and a host, got {parts.scheme}://{parts.hostname}")
+            shown = url.rpartition("@")[2].partition("?")[0]
+            raise ValueError(f"url: expected http:// or https:// and a host, without a user or a query, got {shown!r}")
         if not token.isascii() or not token.isprintable():
             raise ValueError("token: it has characters that no token has; is there a line end in it?")
         if connections < 1 or max_bytes < 1:
@@ -175,8 +177,7 @@ class Transport:
             connection.close()
             if not isinstance(error, (OSError, UnicodeError)):
                 raise
-            final = isinstance(error, (ssl.SSLError, UnicodeError))  # a certificate does not get better
-            raise disconnected(f"cannot connect to {e.url}: {error}", sent=False, final=final) from error
+            raise _no_connection(e.url, error) from error
         return connection
 
     def give(self, connection: http.client.HTTPConnection, again: bool) -> None:
@@ -191,6 +192,28 @@ class Transport:
     def leave(self) -> None:
         """Ends an exchange."""
         self._room.release()
+
+
+# Errors of TLS by their text, and what to do; the first that matches counts. They are the same at each try.
+_HANDSHAKE = (
+    ("certificate has expired|not yet valid", "renew the certificate, or set the clock of this machine"),
+    ("mismatch", "the certificate is for other names: use one of them in the URL"),
+    ("CERTIFICATE_VERIFY_FAILED", "the certificate is not trusted: give the file of its authority, ca="),
+    ("WRONG_VERSION_NUMBER|PACKET_LENGTH|RECORD_LAYER", "the port does not speak TLS: use http://, or another port"),
+    ("PROTOCOL", "there is no common version of TLS: a gateway takes 1.2 and 1.3"),
+    (
+        "CERTIFICATE|HANDSHAKE_FAILURE",
+        "the port wants a certificate of the client: give ca= an ssl.SSLContext with one",
+    ),
+)
+
+
+def _no_connection(url: str, error: Exception) -> Disconnected:
+    """Returns the fault of a connection that was not made."""
+    # A gateway that stops may end a handshake in the middle.
+    final = isinstance(error, (ssl.SSLError, UnicodeError)) and not isinstance(error, ssl.SSLEOFError)
+    advice = [todo for part, todo in _HANDSHAKE if isinstance(error, ssl.SSLError) and re.search(part, str(error))]
+    return disconnected("; ".join([f"cannot connect to {url}: {error}", *advice[:1]]), sent=False, final=final)
 
 
 def _is_readable(connection: socket.socket) -> bool:

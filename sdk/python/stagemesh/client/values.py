@@ -110,6 +110,14 @@ class Tensor:
 # --- requests ------------------------------------------------------------------------
 
 
+def merge(inputs: Optional[Mapping[str, Any]], named: Mapping[str, Any]) -> Dict[str, Any]:
+    """Returns the inputs of a call, of a mapping and by keyword; raises InvalidArgument."""
+    if inputs is not None and not isinstance(inputs, Mapping):
+        what = f"inputs are given by name, such as image=..., or as one mapping, got {type(inputs).__name__}"
+        raise InvalidArgument(what, reason="INVALID_REQUEST")
+    return {**(inputs or {}), **named}
+
+
 def encode_request(inputs: Mapping[str, Any], parameters: Mapping[str, Any], outputs: Sequence[str]) -> List[Any]:
     """Returns the body of a request, in pieces; raises InvalidArgument."""
     document: Dict[str, Any] = {"inputs": []}

@@ -260,8 +260,12 @@ test("what is not valid is refused before anything is sent", async () => {
     }
   }
   assert.deepEqual(await seen(id), []);
-  for (const options of [{ timeoutMs: 0 }, { timeoutMs: NaN }, { retries: -1 }]) {
+  for (const options of [{ timeoutMs: 0 }, { timeoutMs: NaN }, { timeoutMs: "3" }, { retries: -1 }, { durability: "disk" }]) {
     assert.throws(() => mesh.withOptions(options), RangeError);
+  }
+  assert.throws(() => mesh.withOptions({ timeout: 3 }), /unknown option timeout; there are timeoutMs, /);
+  for (const inputs of [undefined, null, "text", new Uint8Array(3), ["a"], new Blob(["b"])]) {
+    assert.match((await faultOf(mesh.infer("flaky:0:x", inputs))).message, /^inputs are given by name, such as \{ image: \.\.\. \}, got /);
   }
   for (const [url, settings] of [["ftp://x"], ["http://a:b@x"], ["http://x", { token: "a\nb" }], ["x"]]) {
     assert.throws(() => new Mesh(url, settings), TypeError, url);
