@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -129,55 +130,88 @@ func writeTypedClient(t *testing.T, path, url string) {
 	})
 }
 
-// The scripts of the guide for Python and JavaScript run as they stand, but for the address, and print what they should.
+// scripts are pages whose blocks call a mesh, and how many there are by language.
+var scripts = map[string]map[string]int{
+	"docs/clients.md":          {"python": 8, "js": 6, "sh": 3},
+	"docs/http.md":             {"js": 1, "sh": 5},
+	"sdk/typescript/README.md": {"js": 2},
+}
+
+// script returns what runs of a block, on the mesh of which example, and a part of what it prints. Of
+// commands only those of curl run; other tests have those that stream, and grpcurl.
+func script(b block) (text, example, want string) {
+	for _, line := range b.lines {
+		if b.language != "sh" || !strings.HasPrefix(line, "go run ") {
+			text += line + "\n"
+		}
+	}
+	isOther := map[string]bool{
+		"python": !strings.Contains(text, "stagemesh.client"),
+		"js":     false,
+		"sh":     !strings.Contains(text, "curl ") || !strings.Contains(text, "http://127.0.0.1:8080") || strings.Contains(text, "curl -N -d") || strings.Contains(text, "curl -N -H"),
+	}
+	if other, known := isOther[b.language]; other || !known {
+		return "", "", ""
+	}
+	for _, c := range []struct{ has, example, want string }{
+		{`console.log(chunk.get("text"))`, "text-stream", "said"},
+		{`"tale"`, "text-stream", "tell"},
+		{"tale:stream", "text-stream", "said"},
+		{"jobs.submit", "nightly", "9"},
+		{"except", "digits", ""},
+		{"catch (fault)", "digits", "INVALID_INPUT decode"},
+		{"connect-node", "digits", "-7"}, // the ID of a request
+		{"'no image'", "digits", `"reason":"INVALID_INPUT"`},
+		{"call-7", "digits", `"id":"call-7"`},
+		{"in_order=true", "digits", `{"line":2,"error":{`},
+		{`'{"scores"`, "digits", `"4"`},
+		{"order-4711", "digits", "NOT_FOUND"},
+	} {
+		if strings.Contains(text, c.has) {
+			return text, c.example, c.want
+		}
+	}
+	return text, "digits", "9"
+}
+
+// Scripts and commands of these pages run as they stand, but for the address, and print what they should.
 func TestScriptsOfTheClientsRun(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	if err := os.CopyFS(folder, python.Files()); err != nil {
 		t.Fatal(err)
 	}
-	modules := meshtest.TypeScriptClient(t)
 	urls := map[string]string{}
 	for _, example := range []string{"digits", "text-stream", "nightly"} {
 		urls[example] = startExample(t, example)
 	}
 	writeTypedClient(t, filepath.Join(folder, "digits_mesh.py"), urls["digits"])
-	ran := map[string]int{}
-	found, _ := blocks(read(t, "docs/clients.md"))
-	for _, b := range found {
-		text := strings.Join(b.lines, "\n") + "\n"
-		folders := map[string]string{"python": folder, "js": modules}
-		if folders[b.language] == "" || !strings.Contains(text, "stagemesh.client") && !strings.Contains(text, "@stagemesh/client") {
-			continue
-		}
-		example, want := "digits", "9"
-		switch {
-		case strings.Contains(text, `"tale"`):
-			example, want = "text-stream", "tell"
-		case strings.Contains(text, "jobs.submit"):
-			example = "nightly"
-		case strings.Contains(text, "except"):
-			want = ""
-		case strings.Contains(text, "catch (fault)"):
-			want = "INVALID_INPUT decode"
-		case strings.Contains(text, "connect-node"):
-			want = "-7" // the ID of a request
-		}
-		ran[b.language]++
-		path := filepath.Join(folders[b.language], "script.mjs")
-		if err := os.WriteFile(path, []byte(strings.ReplaceAll(text, "http://127.0.0.1:8080", urls[example])), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		script := exec.CommandContext(t.Context(), "node", path)
-		if b.language == "python" {
-			script = exec.CommandContext(t.Context(), "python3", "-B", path)
-		}
-		script.Dir, script.Env = repository, append(os.Environ(), "PYTHONPATH="+folder)
-		if out, err := script.CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
-			t.Errorf("docs/clients.md:%d prints %s, %v", b.line, out, err)
-		}
+	programs := map[string][]string{
+		"python": {"python3", "-B", filepath.Join(folder, "script.py")},
+		"js":     {"node", filepath.Join(meshtest.TypeScriptClient(t), "script.mjs")},
+		"sh":     {"bash", "-e", filepath.Join(folder, "script.sh")},
 	}
-	if ran["python"] != 8 || ran["js"] != 6 {
-		t.Errorf("so many scripts ran: %v", ran)
+	for path, wanted := range scripts {
+		ran := map[string]int{}
+		found, _ := blocks(read(t, path))
+		for _, b := range found {
+			text, example, want := script(b)
+			if text == "" {
+				continue
+			}
+			ran[b.language]++
+			program := programs[b.language]
+			if err := os.WriteFile(program[len(program)-1], []byte(strings.ReplaceAll(text, "http://127.0.0.1:8080", urls[example])), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.CommandContext(t.Context(), program[0], program[1:]...)
+			cmd.Dir, cmd.Env = repository, append(os.Environ(), "PYTHONPATH="+folder)
+			if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
+				t.Errorf("%s:%d prints %s, %v, and not %q", path, b.line, out, err, want)
+			}
+		}
+		if !maps.Equal(ran, wanted) {
+			t.Errorf("%s has so many scripts: %v, want %v", path, ran, wanted)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package docstest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -131,6 +132,30 @@ func TestScriptsOfDebuggingRun(t *testing.T) {
 		script.Dir = folder
 		if out, err := script.CombinedOutput(); err != nil || !strings.Contains(string(out), want) {
 			t.Errorf("docs/debugging.md:%d prints %s, %v", b.line, out, err)
+		}
+	}
+}
+
+// The whole workers of the pages pass the check that the pages advise.
+func TestWorkersOfThePagesPassTheCheck(t *testing.T) {
+	t.Parallel()
+	models := t.TempDir()
+	if err := os.WriteFile(filepath.Join(models, "iris.json"), []byte("[2, 3]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for class, args := range map[string][]string{
+		"docs/tutorial.md Ink":   nil,
+		"docs/workers.md Slowly": nil,
+		"docs/workers.md Linear": {"--options", fmt.Sprintf(`{"root": %q}`, models), "--model", "iris=iris.json"},
+	} {
+		page, name, _ := strings.Cut(class, " ")
+		var out printed
+		cmd := cli.New()
+		cmd.SetArgs(append([]string{"check", testbed.WriteFile(t, strings.ToLower(name)+".py", firstBlock(t, page, "python", "class "+name+"(Worker)"))}, args...))
+		cmd.SetOut(&out)
+		cmd.SetErr(&out)
+		if err := cmd.ExecuteContext(t.Context()); err != nil || strings.Contains(out.String(), "warning") {
+			t.Errorf("%s: %v\n%s", class, err, out.String())
 		}
 	}
 }
