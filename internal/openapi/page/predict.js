@@ -449,6 +449,9 @@
     return names || JSON.stringify(value);
   }
 
+  // extents returns the shape of nested lists.
+  const extents = (value) => (Array.isArray(value) ? [value.length, ...(value.length > 0 ? extents(value[0]) : [])] : []);
+
   function python(spec, parts) {
     const value = (one) => ({
       file: () => `open(${JSON.stringify(one.data.name)}, "rb")`,
@@ -473,15 +476,15 @@
       file: () => `await readFile(${JSON.stringify(one.data.name)})`,
       text: () => JSON.stringify(one.data),
       json: () => literal(one.value, false),
-      tensor: () => `new Tensor("${one.datatype}", ${literal(one.value, false)})`,
+      tensor: () => `new Tensor("${one.datatype}", ${literal([one.value].flat(Infinity), false)}, ${literal(extents(one.value), false)})`,
     })[one.kind]();
     const call = `(${JSON.stringify(spec.pipeline)}, {${parts.map((one) => ` ${JSON.stringify(one.name)}: ${value(one)}`).join(",")} })`;
     return [
       parts.some((one) => one.kind === "file") ? 'import { readFile } from "node:fs/promises";\n' : "",
       `import { Mesh${parts.some((one) => one.kind === "tensor") ? ", Tensor" : ""} } from "@stagemesh/client";\n\n`,
       `const mesh = new Mesh(${JSON.stringify(root)}${token === "" ? "" : ", { token: process.env.STAGEMESH_TOKEN }"});\n`,
-      spec.stream ? `const stream = mesh.stream${call};\nfor await (const chunk of stream) {\n  console.log(chunk.outputs);\n}\nconsole.log(stream.answer.outputs);\n`
-        : `const answer = await mesh.infer${call};\nconsole.log(answer.outputs);\n`,
+      spec.stream ? `const stream = mesh.stream${call};\nfor await (const chunk of stream) {\n  console.log(chunk.value);\n}\nconsole.log(String(stream.answer));\n`
+        : `const answer = await mesh.infer${call};\nconsole.log(String(answer));\n`,
     ].join("");
   }
 
