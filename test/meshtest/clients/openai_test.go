@@ -123,6 +123,35 @@ func TestOpenAIClientForPythonCallsModels(t *testing.T) {
 	}
 }
 
+// The commands and the script of the example's page run as they stand, but for the address.
+func TestScriptsOfTheOpenAIExampleAreAnswered(t *testing.T) {
+	t.Parallel()
+	tools := installTools(t)
+	mesh := testMesh{meshtest.Start(t, meshtest.FromFile(t, meshtest.Load(t, "../../../examples/openai/mesh.yaml"), stagemesh.FileSettings{}))}
+	page := strings.ReplaceAll(read(t, "../../../examples/openai/README.md"), "127.0.0.1:8080", mesh.address())
+	for _, test := range []struct {
+		begin   string
+		program []string
+		wants   []string
+	}{
+		{"```sh\ncurl", []string{"bash", "-ec"}, []string{`"object":"chat.completion.chunk"`, "data: [DONE]", `"embedding":[`}},
+		{"```python\nfrom openai", []string{tools.python, "-B", "-c"}, []string{"\n256\n"}},
+	} {
+		_, script, found := strings.Cut(page, test.begin)
+		script, _, closed := strings.Cut(script, "```")
+		if !found || !closed {
+			t.Fatalf("the page has no block that begins with %q", test.begin)
+		}
+		_, first, _ := strings.Cut(test.begin, "\n")
+		out := run(t, exec.CommandContext(t.Context(), test.program[0], append(test.program[1:], first+script)...))
+		for _, want := range test.wants {
+			if !strings.Contains(out, want) {
+				t.Errorf("%s prints %s, and not %q", test.program[0], out, want)
+			}
+		}
+	}
+}
+
 func TestOpenAIClientForNodeCallsModels(t *testing.T) {
 	t.Parallel()
 	tools := installTools(t)
