@@ -80,7 +80,9 @@ func newDurableBed(t *testing.T, edits ...func(*stagehost.Settings)) *durableBed
 			}
 		}
 		return []payload.Part{vector("h", values...)}, nil
-	}), append(edits, patient)...)
+	}), append(edits, patient, func(h *stagehost.Settings) {
+		h.Batch.MaxSize = 1 // else an item may wait behind one that is held
+	})...)
 	return b
 }
 
