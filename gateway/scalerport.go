@@ -114,7 +114,7 @@ func (p *scalerPort) StreamIsActive(in *externalscaler.ScaledObjectRef, out grpc
 		case <-ctx.Done():
 			return status.FromContextError(ctx.Err()).Err()
 		case <-p.scaler.gateway.stopping.Done():
-			return status.Error(codes.Unavailable, "the gateway is stopping; ask another one")
+			return nil // KEDA asks another gateway soon; after errors it waits up to a minute
 		}
 	}
 }

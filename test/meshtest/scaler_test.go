@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -171,6 +173,23 @@ func TestScalerDemandsACertificate(t *testing.T) {
 		if status.Code(err) != codes.Unavailable {
 			t.Errorf("with the certificate %s: %v", name, err)
 		}
+	}
+}
+
+// KEDA asks again two seconds after a stream that ends, and each time later after one that fails.
+func TestStoppingGatewayEndsScalerStreams(t *testing.T) {
+	t.Parallel()
+	g := meshtest.New(t).Gateway([]pipeline.Pipeline{testbed.Pipeline("p", "stage")}, scaling())
+	states, err := keda(t, g, insecure.NewCredentials()).StreamIsActive(t.Context(), trigger("stage:stage"))
+	if err == nil {
+		_, err = states.Recv()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Stop()
+	if _, err := states.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("the stream ends by %v", err)
 	}
 }
 
