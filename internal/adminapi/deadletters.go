@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/internal/transport"
@@ -65,7 +66,12 @@ func (h *handler) getDeadLetter(ctx context.Context, in *adminv1.GetDeadLetterRe
 	out := full(letter)
 	out.RawMessage = dead.Item[:min(len(dead.Item), int(in.GetMessageBytes()))]
 	if body, ok := letter.body(); ok && in.GetBodyBytes() > 0 && len(body) <= int(in.GetBodyBytes()) {
-		out.Body = append([]byte{}, body...) // nil is none
+		if out.Body = body; body == nil {
+			out.Body = []byte{} // nil is none
+		}
+	}
+	if err := budget.FromContext(ctx).ReserveResponse(int64(len(out.RawMessage) + len(out.Body))); err != nil {
+		return nil, err
 	}
 	return &adminv1.GetDeadLetterResponse{DeadLetter: out}, nil
 }
@@ -115,8 +121,8 @@ func plainText(err error) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(err.Error(), "\uFFFD"), "\u00a0", " ")
 }
 
-// Bounds on what is shown of a dead letter: the runes of a message, and the bytes of the
-// broker's message.
+// Bounds on what is returned of a dead letter: runes of a text, and bytes of the raw message or the
+// payload.
 const (
 	maxText = 400
 	maxRaw  = 64 << 20
@@ -145,21 +151,23 @@ func decode(l store.DeadLetter) decodedLetter {
 	return out
 }
 
-// body returns what a body of a replay replaces; false where the payload is no single blob.
+// body returns the payload that a replay can replace; false if it is not a single blob. The rule is that
+// of store.DeadLetters.Replay.
 func (l decodedLetter) body() (data []byte, ok bool) {
-	var inputs []payload.Part
+	if l.item != nil {
+		if len(l.item.Parts) != 1 || l.item.Parts[0].Tensor != nil {
+			return nil, false
+		}
+		return l.item.Parts[0].Blob.Data, true
+	}
 	if call := l.job.GetHttp(); call != nil {
 		return call.GetBody(), true
 	}
-	if l.item != nil {
-		inputs = l.item.Parts
-	} else if in, err := payload.FromProto("inputs", l.job.GetInfer().GetInputs()); err == nil {
-		inputs = in
-	}
-	if len(inputs) != 1 || inputs[0].Tensor != nil {
+	inputs := l.job.GetInfer().GetInputs()
+	if len(inputs) != 1 || inputs[0].GetBlob() == nil {
 		return nil, false
 	}
-	return inputs[0].Blob.Data, true
+	return inputs[0].GetBlob().GetData(), true
 }
 
 func summary(l decodedLetter) *adminv1.DeadLetterSummary {

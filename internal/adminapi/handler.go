@@ -87,12 +87,11 @@ type Settings struct {
 	Logger *slog.Logger
 }
 
+// The most bytes of one request, by its content.
 const (
-	// maxMessageBytes bounds one request of numbers and names, maxBodyBytes one with the payload
-	// of a dead letter, and maxPipelinesBytes one with pipelines.
-	maxMessageBytes   = 64 << 10
-	maxBodyBytes      = 8 << 20
-	maxPipelinesBytes = 4 << 20
+	maxMessageBytes   = 64 << 10 // numbers and names
+	maxBodyBytes      = 8 << 20  // the payload of a dead letter
+	maxPipelinesBytes = 4 << 20  // pipelines
 )
 
 // handler implements the services of the port.

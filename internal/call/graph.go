@@ -32,8 +32,8 @@ const piecesPerCall = 4
 
 // graphRun is what a call has of a pipeline with blocks. Each of its steps is a piece: a call of its
 // own, under an ID that follows from the request's and the step's path. Pieces share the request's
-// admission, trace and deadline. All of it but the pieces themselves belongs to the call's goroutine, which
-// holds mu where it changes machine or running: reports read them.
+// admission, trace and deadline. Only the call's goroutine uses it, except that view
+// reads machine and running from others; changes to these two hold mu.
 type graphRun struct {
 	mu       sync.Mutex
 	machine  *graph.Machine
@@ -46,8 +46,7 @@ type graphRun struct {
 	timers  []graph.Timer
 	// alone is a piece to run on the call's own goroutine, because nothing else runs; nil for none.
 	alone func() endedPiece
-	// ended has a value for each other piece that has ended, places one for each place that was waited for,
-	// while isWaiting is true.
+	// ended receives each piece that ran on its own goroutine, places a free place while isWaiting is true.
 	ended     chan endedPiece
 	places    chan struct{}
 	isWaiting bool
@@ -142,20 +141,19 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 	if x.service.settings.Specs != nil {
 		specs = x.service.settings.Specs()
 	}
-	machine := graph.New(g.pipeline, graph.Request{
-		ID: x.env.RequestID, Tenant: x.env.Tenant, Inputs: x.env.Parts, Parameters: x.request.Parameters, Metadata: x.request.Metadata, Deadline: x.env.Deadline, IsComplete: x.request.IsComplete,
-		StepDurations: x.service.averages.stepDurations(x.env.Pipeline),
-		Spec:          func(stage pipeline.StageName) *stagev1.Spec { return specs[string(stage)] },
+	x.advance(ctx, func(now time.Time) graph.Actions {
+		g.machine = graph.New(g.pipeline, graph.Request{
+			ID: x.env.RequestID, Tenant: x.env.Tenant, Inputs: x.env.Parts, Parameters: x.request.Parameters, Metadata: x.request.Metadata, Deadline: x.env.Deadline, IsComplete: x.request.IsComplete,
+			StepDurations: x.service.averages.stepDurations(x.env.Pipeline),
+			Spec:          func(stage pipeline.StageName) *stagev1.Spec { return specs[string(stage)] },
+		})
+		return g.machine.Start(now)
 	})
-	g.mu.Lock()
-	g.machine = machine
-	g.mu.Unlock()
-	x.advance(ctx, machine.Start)
 	for g.machine.Outcome() == nil {
-		x.traceBranches(g.machine)
+		x.traceBranches()
 		err := x.awaitGraph(ctx)
 		if err != nil || g.found != nil {
-			x.summarise(g.machine)
+			x.summarise()
 			if x.isCancelled() && x.env.StoresResult() {
 				x.service.cancels.store(ctx, x.env)
 				cancel(errBranchEnded)
@@ -163,14 +161,15 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 			return g.found, err
 		}
 	}
-	x.summarise(g.machine)
+	x.summarise()
 	return x.endGraph(ctx, g.machine.Outcome())
 }
 
-// summarise counts what became of the branches, and shortens the timeline.
-func (x *call) summarise(m *graph.Machine) {
+// summarise adds the branches to the timeline and the metrics, and ends their spans.
+func (x *call) summarise() {
+	m := x.graph.machine
 	x.steps, x.graph.branches = summed(x.steps), branchesOf(m, x.env)
-	x.traceBranches(m)
+	x.traceBranches()
 	x.endSpans("", time.Now())
 	if m.Outcome() == nil {
 		return
@@ -267,7 +266,7 @@ func (x *call) handlePiece(ctx context.Context, e endedPiece) {
 	})
 }
 
-// advance tells the machine what has happened, does what it says, and starts pieces while there are places.
+// advance applies an event to the machine, carries out its actions, and starts pieces while there are places.
 func (x *call) advance(ctx context.Context, happened func(now time.Time) graph.Actions) {
 	g := x.graph
 	g.mu.Lock()
@@ -285,6 +284,12 @@ func (x *call) advance(ctx context.Context, happened func(now time.Time) graph.A
 		g.timers = slices.DeleteFunc(g.timers, func(t graph.Timer) bool { return slices.Contains(do.Stop, t.ID) })
 	}
 	g.waiting = append(g.waiting, do.Start...)
+	x.fillPlaces(ctx)
+}
+
+// fillPlaces starts pieces while there are places, and waits for one for the rest.
+func (x *call) fillPlaces(ctx context.Context) {
+	g := x.graph
 	for len(g.waiting) > 0 && x.service.pieces.TryAcquire(1) {
 		x.startNext(ctx)
 	}
@@ -315,6 +320,7 @@ func (x *call) takePlace(ctx context.Context) {
 		return
 	}
 	x.startNext(ctx)
+	x.fillPlaces(ctx)
 }
 
 // startNext starts the first of the pieces that wait; it has a place.
@@ -336,10 +342,10 @@ func (x *call) startNext(ctx context.Context) {
 		out.id = start.ID
 		return out
 	}
-	if len(g.running) == 1 && len(g.waiting) == 0 && len(g.timers) == 0 && !x.env.StoresResult() {
+	if len(g.running) == 1 && len(g.waiting) == 0 && len(g.timers) == 0 && !g.isWaiting && !x.env.StoresResult() {
 		g.alone = func() endedPiece {
-			x.pending.interruptBy(func() { leave(nil) })
-			defer x.pending.interruptBy(nil)
+			x.pending.setInterrupt(func() { leave(nil) })
+			defer x.pending.setInterrupt(nil)
 			return run()
 		}
 		return

@@ -53,7 +53,7 @@ func branchesOf(m *graph.Machine, env *envelope.Envelope) []envelope.Branch {
 	return out
 }
 
-// view returns what has ended and what runs of a call that runs.
+// view returns the branches that have ended and the steps that run or wait, also while the call runs.
 func (g *graphRun) view(env *envelope.Envelope) []envelope.Branch {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,8 +93,8 @@ func (x *call) spanOf(path string, began time.Time) trace.Span {
 }
 
 // traceBranches ends the spans of what has ended since the last call.
-func (x *call) traceBranches(m *graph.Machine) {
-	all := m.Branches()
+func (x *call) traceBranches() {
+	all := x.graph.machine.Branches()
 	if !x.span.IsRecording() {
 		return
 	}

@@ -106,7 +106,7 @@ type pending struct {
 	// that is asked for.
 	location  atomic.Pointer[location]
 	isLocated bool
-	// fault ends the call from outside; interrupt is called then, nil for nothing to call.
+	// fault ends the call from outside; interrupt, if set, is called then.
 	fault     *fault.Fault
 	interrupt func()
 	// isFinal is true once the final reply was delivered.
@@ -343,9 +343,9 @@ func (p *pending) failLocked(f *fault.Fault) bool {
 	return true
 }
 
-// interruptBy has interrupt called when the call fails, or now if it has failed; nil has nothing called.
-// interrupt must not wait for anything.
-func (p *pending) interruptBy(interrupt func()) {
+// setInterrupt sets a function that is called when the call fails, at once if it has failed already; nil
+// removes it. It runs under the table's lock and must not block.
+func (p *pending) setInterrupt(interrupt func()) {
 	p.table.mu.Lock()
 	defer p.table.mu.Unlock()
 	p.interrupt = interrupt

@@ -11,7 +11,7 @@
 // runs when that has ended is cancelled; its answers are not asked for any more. A branch ends where
 // its block ends, so nothing waits for what was skipped.
 //
-// There is no clock, lock, channel or goroutine here. A Machine belongs to one goroutine.
+// There is no clock, lock, channel or goroutine here. A Machine is for one goroutine at a time.
 package graph
 
 import (

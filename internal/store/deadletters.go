@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"time"
@@ -298,7 +299,7 @@ func (s *DeadLetters) Replay(ctx context.Context, seq uint64, body []byte) (Repl
 	if err := s.bus.ClockError(); err != nil {
 		return Replayed{}, fault.Newf(fault.NoCapacity, "no dead letter can be replayed: %w", err).WithRetryAfter(budget.RetryAfter)
 	}
-	renew(item, dead, time.Now())
+	renew(item, dead, body, time.Now())
 	if err := s.requeue(ctx, item); err != nil {
 		return Replayed{}, err
 	}
@@ -345,13 +346,21 @@ func (s *DeadLetters) requeue(ctx context.Context, item *envelope.Envelope) erro
 	return bus.Rejection(err, item.Hop())
 }
 
-// renew makes the item a new request. Its ids are made from the dead letter's, so
+// digestOf is "" without a body, so that replays of several bodies have several IDs.
+func digestOf(body []byte) string {
+	if body == nil {
+		return ""
+	}
+	return fmt.Sprintf("/%x", sha256.Sum256(body))
+}
+
+// renew makes the item a new request. Its ids are made from the dead letter's and the new body, so
 // that the broker drops a repeated replay as a duplicate.
-func renew(item *envelope.Envelope, dead DeadLetter, now time.Time) {
+func renew(item *envelope.Envelope, dead DeadLetter, body []byte, now time.Time) {
 	timeout := item.Timeout()
 	space := uuid.NewSHA1(uuid.NameSpaceOID, []byte(dead.Mesh))
 	id := func(kind string) string {
-		return uuid.NewSHA1(space, fmt.Appendf(nil, "%s/%s/%d/%d", kind, item.ExecutionID, dead.DeadLetteredAt.UnixNano(), dead.Seq)).String()
+		return uuid.NewSHA1(space, fmt.Appendf(nil, "%s/%s/%d/%d%s", kind, item.ExecutionID, dead.DeadLetteredAt.UnixNano(), dead.Seq, digestOf(body))).String()
 	}
 	item.RequestID = pipeline.RequestID(id("request"))
 	item.ExecutionID = pipeline.ExecutionID(id("execution"))
@@ -408,13 +417,13 @@ func (l DeadLetter) ReplayableJob() (*meshv1.QueuedJob, error) {
 }
 
 // replayJob submits a job again, with as much time as it had. The new ID is made from the dead
-// letter, so that a repeated replay submits it once.
+// letter and the new body, so that a repeated replay submits it once.
 func (s *DeadLetters) replayJob(ctx context.Context, dead DeadLetter, body []byte) (Replayed, error) {
 	queued, err := dead.ReplayableJob()
 	if err != nil {
 		return Replayed{}, err
 	}
-	id := pipeline.JobID{Queue: dead.Queue, UUID: uuid.NewSHA1(uuid.NameSpaceOID, fmt.Appendf(nil, "%s/%d/%s", dead.Mesh, dead.Seq, dead.Job))}
+	id := pipeline.JobID{Queue: dead.Queue, UUID: uuid.NewSHA1(uuid.NameSpaceOID, fmt.Appendf(nil, "%s/%d/%s%s", dead.Mesh, dead.Seq, dead.Job, digestOf(body)))}
 	first := queued.GetJob()
 	deadline := time.Now().Add(first.GetDeadline().AsTime().Sub(first.GetAcceptedAt().AsTime()))
 	job := queuedJob(id, deadline, first)

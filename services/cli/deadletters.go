@@ -177,12 +177,12 @@ func newDeadLettersShow() *cobra.Command {
 	show := &cobra.Command{
 		Use:     "show NUMBER",
 		Short:   "Show everything recorded about a dead letter",
-		Example: "  stagemesh dead-letters show 7\n  stagemesh dead-letters show 7 --body item.json   # write the payload to a file, to replay it edited",
+		Example: "  stagemesh dead-letters show 7\n  stagemesh dead-letters show 7 --body item.json   # write the payload to a file, to edit and replay",
 		Args:    between(1, 1, "give one NUMBER of a dead letter"),
 	}
 	addJSON(show, &asJSON, "the dead letter")
 	show.Flags().StringVar(&raw, "raw", "", "write the original queue message to this file")
-	show.Flags().StringVar(&body, "body", "", "write the payload to this file, for replay --body; it has to be one blob")
+	show.Flags().StringVar(&body, "body", "", "write the payload, which must be one blob, to this file; edit it and use replay --body")
 	return askAdmin(show, func(cmd *cobra.Command, client clients, args []string) error {
 		seqs, err := deadLetterNumbers(cmd, args)
 		if err != nil {
@@ -208,7 +208,7 @@ func newDeadLettersShow() *cobra.Command {
 		}
 		if body != "" {
 			if letter.Body == nil {
-				return errors.New("--body: the payload is no single blob; leave out --body to see its parts")
+				return errors.New("--body: the payload is not a single blob; run show without --body to see its parts")
 			}
 			if err := os.WriteFile(body, letter.GetBody(), 0o600); err != nil {
 				return fmt.Errorf("--body: %w", err)

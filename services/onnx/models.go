@@ -29,7 +29,7 @@ var (
 )
 
 const (
-	// loadSlots is how many models load at a time: compiling one takes a core.
+	// loadSlots is how many models load at a time: compiling one takes all cores.
 	loadSlots = 2
 	// planSize is the memory of a network of a few layers, beside its weights, for each batch
 	// size that it is compiled for, as measured.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"sort"
+	"sync"
 
 	"github.com/gomlx/gomlx/backends"
 	"github.com/gomlx/gomlx/backends/simplego"
@@ -14,7 +15,6 @@ import (
 	"github.com/gomlx/gomlx/pkg/core/tensors"
 	mlcontext "github.com/gomlx/gomlx/pkg/ml/context"
 	onnxgomlx "github.com/gomlx/onnx-gomlx/onnx"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -77,17 +77,24 @@ func (s Options) compileAll(ctx context.Context, data []byte) (*program, error) 
 	p := &program{spec: runner.Spec{Inputs: c.inputs, BatchAxis: runner.BatchRows, Parameters: []runner.ParameterSpec{}}}
 	sizes := s.sizes()
 	p.plans = make([]*plan, len(sizes))
-	// The library collects garbage three times for each graph: for all at once, if they are made at once.
-	var all errgroup.Group
+	errs := make([]error, len(sizes))
+	// CallGraph runs the garbage collector three times for each graph; concurrent calls share these runs.
+	// They are safe for models without subgraphs, and operators has none with one.
+	var all sync.WaitGroup
 	for i, rows := range sizes {
-		all.Go(func() error {
-			return guard(func() (err error) {
-				p.plans[i], err = c.compile(rows)
-				return err
-			})
+		all.Go(func() {
+			if errs[i] = ctx.Err(); errs[i] == nil {
+				p.plans[i], errs[i] = c.compile(rows)
+			}
 		})
 	}
-	if err := all.Wait(); err != nil {
+	all.Wait()
+	for i, rows := range sizes {
+		if errs[i] != nil && ctx.Err() == nil {
+			return nil, c.nameNode(rows, errs[i])
+		}
+	}
+	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	if p.spec.Outputs, err = c.outputs(p.plans); err != nil {
@@ -126,7 +133,7 @@ func (c *compiler) loadWeights() error {
 func (c *compiler) compile(rows int) (*plan, error) {
 	g, outputs, err := c.convert(rows)
 	if err != nil {
-		return nil, c.nameNode(rows, err)
+		return nil, err
 	}
 	p := &plan{rows: rows, graph: g}
 	for _, o := range outputs {

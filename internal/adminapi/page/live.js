@@ -194,7 +194,7 @@ function report(error) {
   byID("problem").hidden = byID("problem").textContent === "";
 }
 
-// Hides the form for a token, where the page is of use without another one.
+// Hides the form for a token, and gives the focus back.
 function dismiss() {
   byID("ask").hidden = byID("problem").hidden = true;
   asker?.focus();
@@ -683,7 +683,7 @@ async function loadLetters() {
   setText(byID("letters-note"), deadLetters.length === 0 ? "There are none." : next === undefined ? "" : "These are the oldest 200.");
 }
 
-// The most bytes of a payload that the page shows and sends.
+// The most bytes of a payload that the page shows and sends; as base64 they fit the 8 MiB of a request.
 const maxBody = 5 << 20;
 
 async function openLetter(seq) {
@@ -704,7 +704,7 @@ async function openLetter(seq) {
       const to = await call("DeadLetterService/ReplayDeadLetter", { seq, ...body });
       const request = make("button", { type: "button" }, to.requestId);
       request.addEventListener("click", () => openRequest(to.requestId));
-      outcome.replaceChildren("It runs again as ", ...(to.requestId ? ["request ", request] : [`job ${to.jobId}`]), to.deadLetterRemains ? "; delete the dead letter, it could not be." : ".");
+      outcome.replaceChildren("Replayed as ", ...(to.requestId ? ["request ", request] : [`job ${to.jobId}`]), to.deadLetterRemains ? "; the dead letter could not be deleted, delete it yourself." : ".");
       buttons.forEach((one) => { one.disabled = one.textContent !== "Delete" || !to.deadLetterRemains; });
     } catch (error) {
       buttons.forEach((one) => { one.disabled = false; });
@@ -713,7 +713,7 @@ async function openLetter(seq) {
     await loadLetters();
   };
   const remove = async () => {
-    if (window.confirm(`Delete dead letter ${seq}? It cannot be brought back.`)) {
+    if (window.confirm(`Delete dead letter ${seq}? This cannot be undone.`)) {
       await call("DeadLetterService/DeleteDeadLetter", { seq });
       close();
       await loadLetters();
@@ -736,21 +736,32 @@ function editor(seq, parts, button, replay) {
   const text = make("textarea", { id: "body", spellcheck: false });
   const file = make("input", { id: "file", type: "file" });
   const note = make("p", { id: "body-note", className: "faint", role: "status" });
+  let lineEnd = "\n";
+  text.addEventListener("input", () => {
+    file.value = "";
+  });
   const load = async () => {
     const { deadLetter: d } = await call("DeadLetterService/GetDeadLetter", { seq, bodyBytes: maxBody });
     try {
-      text.value = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(Uint8Array.from(atob(d.body), (letter) => letter.charCodeAt(0)));
-      note.textContent = "";
+      const loaded = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(Uint8Array.from(atob(d.body), (letter) => letter.charCodeAt(0)));
+      text.value = loaded; // with \n for each line end
+      lineEnd = text.value === loaded ? "\n" : "\r\n";
+      if (text.value.replaceAll("\n", lineEnd) !== loaded) {
+        text.value = "";
+        note.textContent = "The payload has line ends of several kinds, which a text field does not keep: choose a file to send instead.";
+        return;
+      }
+      file.value = note.textContent = "";
       text.focus();
     } catch {
-      note.textContent = d.body === undefined ? `It has more than ${maxBody >> 20} MiB: stagemesh dead-letters show ${seq} --body FILE writes it to a file.`
-        : `It is not text, but ${parts[0].blob.contentType || "bytes"}: choose a file to send instead.`;
+      note.textContent = d.body === undefined ? `The payload has more than ${maxBody >> 20} MiB. To write it to a file: stagemesh dead-letters show ${seq} --body FILE`
+        : `The payload is not text, but ${parts[0].blob.contentType || "bytes"}: choose a file to send instead.`;
     }
   };
   const send = async () => {
-    const body = file.files[0] ?? new Blob([text.value]);
+    const body = file.files[0] ?? new Blob([text.value.replaceAll("\n", lineEnd)]);
     if (body.size > maxBody) {
-      throw failure("", `the payload has ${body.size.toLocaleString("en")} bytes, here at most ${maxBody >> 20} MiB; stagemesh dead-letters replay ${seq} --body FILE takes more`);
+      throw failure("", `the payload has ${body.size.toLocaleString("en")} bytes, here at most ${maxBody >> 20} MiB; stagemesh dead-letters replay ${seq} --body FILE takes almost 8 MiB`);
     }
     if (body.size === 0 && !window.confirm("Replay it with an empty payload?")) {
       return;
@@ -761,8 +772,8 @@ function editor(seq, parts, button, replay) {
     });
     await replay({ body: url.split(",")[1] ?? "" });
   };
-  return [head, make("p", { className: "row" }, button("Load its payload", load)), note, make("label", { htmlFor: "body" }, "Send this text"), text,
-    make("p", {}, make("label", { htmlFor: "file" }, "or a file instead "), file), make("p", { className: "row" }, button("Replay with it", send))];
+  return [head, make("p", { className: "row" }, button("Load payload", load)), note, make("label", { htmlFor: "body" }, "Send this text"), text,
+    make("p", {}, make("label", { htmlFor: "file" }, "or a file instead "), file), make("p", { className: "row" }, button("Replay with this payload", send))];
 }
 
 // Loads again what is open.

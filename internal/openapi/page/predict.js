@@ -483,7 +483,7 @@
       parts.some((one) => one.kind === "file") ? 'import { readFile } from "node:fs/promises";\n' : "",
       `import { Mesh${parts.some((one) => one.kind === "tensor") ? ", Tensor" : ""} } from "@stagemesh/client";\n\n`,
       `const mesh = new Mesh(${JSON.stringify(root)}${token === "" ? "" : ", { token: process.env.STAGEMESH_TOKEN }"});\n`,
-      spec.stream ? `const stream = mesh.stream${call};\nfor await (const chunk of stream) {\n  console.log(chunk.value);\n}\nconsole.log(String(stream.answer));\n`
+      spec.stream ? `const stream = mesh.stream${call};\nfor await (const chunk of stream) {\n  console.log(String(chunk));\n}\nconsole.log(String(stream.answer));\n`
         : `const answer = await mesh.infer${call};\nconsole.log(String(answer));\n`,
     ].join("");
   }

@@ -561,7 +561,7 @@ class ConnectionTest(ClientTest):
             np.testing.assert_array_equal(self.mesh(gateway, ca=cert).infer("p", x=value).value, value)
             error = self.fails(client.Disconnected, self.mesh(gateway).infer, "p", x=b"1")
             self.assertIn("CERTIFICATE_VERIFY_FAILED", str(error))
-            self.assertIn("the certificate is not trusted: give the file of its authority, ca=", str(error))
+            self.assertIn("the certificate is not trusted: pass the file of its CA as ca=", str(error))
             self.assertFalse(error.retryable)
             self.assertEqual(len(gateway.asked), 1)
 

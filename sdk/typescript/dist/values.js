@@ -6,7 +6,7 @@ import { decodeTensor, encodeTensor, Tensor, tensorOfArray } from "./tensor.js";
 /** Returns the parts of a request; throws InvalidArgument. */
 export async function encodeInputs(inputs) {
     if (typeof inputs !== "object" || inputs === null || ArrayBuffer.isView(inputs) || Array.isArray(inputs) || inputs instanceof Blob) {
-        const kind = typeof inputs === "object" && inputs !== null ? inputs.constructor.name : String(inputs);
+        const kind = inputs === null ? "null" : typeof inputs === "object" ? inputs.constructor.name : typeof inputs;
         throw new InvalidArgument(`inputs are given by name, such as { image: ... }, got ${kind}`, { reason: "INVALID_REQUEST" });
     }
     const given = Object.entries(inputs).filter(([, input]) => input !== undefined);

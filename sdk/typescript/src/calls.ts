@@ -70,10 +70,10 @@ export function settle(options: Options, changes: Options = {}): Settled {
   const headers = { ...options.headers, ...changes.headers };
   const out = { timeoutMs: 60_000, retries: 5, ...options, ...given, headers } as Settled;
   if (typeof out.timeoutMs !== "number" || !(out.timeoutMs > 0)) {
-    throw new RangeError(`timeoutMs: ${out.timeoutMs} is no number above 0`);
+    throw new RangeError(`timeoutMs: expected a number above 0, got ${out.timeoutMs}`);
   }
   if (!["", "memory", "file"].includes(out.durability ?? "")) {
-    throw new RangeError(`durability: ${out.durability} is neither "memory" nor "file"`);
+    throw new RangeError(`durability: expected "memory" or "file", got ${out.durability}`);
   }
   if (!(out.retries >= 0)) {
     throw new RangeError(`retries: ${out.retries} is not 0 or more`);

@@ -5,33 +5,36 @@ import { Cancelled, Disconnected, faultOfReason, InvalidAnswer } from "./faults.
 import { BadRequestSchema, ErrorInfoSchema, RetryInfoSchema } from "./gen/google/rpc/error_details_pb.js";
 import { milliseconds } from "./values.js";
 
-// Codes of Node: the gateway cannot have the request.
-const UNSENT = /^(ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|UND_ERR_CONNECT_TIMEOUT)\b/;
-// Errors of connections by the code of Node and the message of OpenSSL, whether a retry may help and the gateway may
-// have the request, and what to do. The first that matches counts.
+// Causes of failed connections, matched by Node's error code or OpenSSL's message: final (a retry does not help),
+// unsent (the gateway cannot have the request) or sent (it may have it), and advice. The first match wins.
 const CAUSES: readonly (readonly [RegExp, "final" | "unsent" | "sent", string])[] = [
   [/CERT_HAS_EXPIRED|CERT_NOT_YET_VALID/, "final", "the certificate is not valid now: renew it, or set the clock of this machine"],
   [/ALTNAME_INVALID|HOSTNAME_MISMATCH/, "final", "the certificate is for other names: use one of them in the URL"],
   [
     /^(CERT|CRL|UNABLE_TO)_|SELF_SIGNED|^INVALID_(CA|PURPOSE)|PATH_LENGTH_EXCEEDED/,
     "final",
-    "the certificate is not trusted: name the file of its authority, NODE_EXTRA_CA_CERTS=ca.pem, or give a transport of @connectrpc/connect-node with nodeOptions: { ca }",
+    "the certificate is not trusted: set NODE_EXTRA_CA_CERTS to the file of its CA, or pass a transport of @connectrpc/connect-node with nodeOptions: { ca }",
   ],
   [/WRONG.VERSION.NUMBER|PACKET.LENGTH.TOO.LONG|RECORD.LAYER.FAILURE/i, "final", "the port does not speak TLS: use http://, or another port"],
   [/ALERT.PROTOCOL|UNSUPPORTED.PROTOCOL|NO.PROTOCOLS/i, "final", "there is no common version of TLS: a gateway takes 1.2 and 1.3"],
   [/NO.APPLICATION.PROTOCOL/i, "final", "the port does not speak this version of HTTP: give the transport another httpVersion"],
   [
-    /CERTIFICATE.REQUIRED|BAD.CERTIFICATE|UNKNOWN.CA|HANDSHAKE.FAILURE|NO.SHARED.CIPHER/i,
+    /CERTIFICATE.(REQUIRED|EXPIRED|REVOKED|UNKNOWN)|(BAD|UNSUPPORTED).CERTIFICATE|ACCESS.DENIED|UNKNOWN.CA|HANDSHAKE.FAILURE|NO.SHARED.CIPHER/i,
     "final",
-    "the port wants a certificate of the client, or other ciphers: give them in nodeOptions of a transport of @connectrpc/connect-node",
+    "the port requires a client certificate, or other ciphers: set them in nodeOptions of a transport of @connectrpc/connect-node",
   ],
   [/before secure TLS/, "unsent", "the connection ended before TLS began: a proxy, or a port of another protocol, may have closed it"],
   [
     /^(ECONNRESET|EPIPE|UND_ERR_SOCKET|ERR_HTTP2)|http.2 stream closed/,
     "sent",
-    "the gateway, or a proxy before it, has ended the connection; if each try ends so, a port with TLS may want https://",
+    "the gateway, or a proxy before it, has ended the connection; if every try fails like this and the port has TLS, use https://",
   ],
-  [UNSENT, "unsent", "look at the host and the port of the URL, and whether the gateway runs"],
+  [
+    /^(ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|UND_ERR_CONNECT_TIMEOUT)\b/,
+    "unsent",
+    "look at the host and the port of the URL, and whether the gateway runs",
+  ],
+  [/^ERR_(SSL|TLS)_/, "final", "TLS fails: compare the settings of both ends"],
 ];
 // Codes of connections that were not made, or broke, and of proxies that had none.
 const BROKEN: readonly Code[] = [Code.Unavailable, Code.Aborted, Code.Canceled];
@@ -63,9 +66,9 @@ export function faultOf(error: unknown, signal?: AbortSignal): unknown {
   }
   // What fetch throws is a TypeError, also where a body breaks off.
   if (!BROKEN.includes(error.code) && !(error.cause instanceof TypeError) && !chain.some((one) => typeof one.code === "string")) {
-    return new InvalidAnswer(`no answer of a gateway: ${error.message}; the URL has to be of the port gateway.listen, and begin with https:// if that has TLS`, error);
+    return new InvalidAnswer(`no answer of a gateway: ${error.message}; check that the URL has the port of gateway.listen, and https:// if that port has TLS`, error);
   }
-  // Of OpenSSL's "<ID>:error:<number>:SSL routines:<function>:<reason>:<place>" the reason.
+  // OpenSSL's message is "<ID>:error:<number>:SSL routines:<function>:<reason>:<place>"; keep the reason.
   const texts = chain.map((one) => one.message.replace(/\w+:error:\w+:[^:]*:[^:]*:([^:]*):[^]*/, "$1").replace(/[:\s]+$/, ""));
   const known = chain.map(({ code: of, message }, i) => `${String(of)} ${/SSL|TLS|http.2/.test(message) ? texts[i]! : ""}`);
   const [, kind, todo] = CAUSES.find(([one]) => known.some((text) => one.test(text))) ?? [, "sent"];

@@ -60,13 +60,12 @@ export class Mesh {
 
   constructor(url: string, settings: MeshSettings = {}) {
     const { token, fetch = globalThis.fetch, transport, ...options } = settings;
-    if (!URL.canParse(url) || !/^https?:$/.test(new URL(url).protocol)) {
-      throw new TypeError(`url: expected http:// or https:// and a host, got ${url.replace(/.*@/, "...@")}`);
+    const parsed = URL.canParse(url) ? new URL(url) : undefined;
+    if (parsed === undefined || !/^https?:$/.test(parsed.protocol) || parsed.username !== "" || parsed.search !== "") {
+      const shown = url.replace(/.*@/, "...@").replace(/\?.*/, "?...");
+      throw new TypeError(`url: expected http:// or https:// and a host, without a user or a query, got ${shown}`);
     }
-    const { origin, pathname, username, search } = new URL(url);
-    if (username !== "" || search !== "") {
-      throw new TypeError("url: expected no user and no query");
-    }
+    const { origin, pathname } = parsed;
     if (!/^[\x20-\x7e]*$/.test(token ?? "")) {
       throw new TypeError("token: it has characters that no token has; is there a line end in it?");
     }

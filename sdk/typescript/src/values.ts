@@ -36,7 +36,7 @@ export type Outputs = Readonly<Record<string, Value>>;
 /** Returns the parts of a request; throws InvalidArgument. */
 export async function encodeInputs(inputs: Inputs): Promise<Part[]> {
   if (typeof inputs !== "object" || inputs === null || ArrayBuffer.isView(inputs) || Array.isArray(inputs) || inputs instanceof Blob) {
-    const kind = typeof inputs === "object" && inputs !== null ? (inputs as object).constructor.name : String(inputs);
+    const kind = inputs === null ? "null" : typeof inputs === "object" ? (inputs as object).constructor.name : typeof inputs;
     throw new InvalidArgument(`inputs are given by name, such as { image: ... }, got ${kind}`, { reason: "INVALID_REQUEST" });
   }
   const given = Object.entries(inputs).filter(([, input]) => input !== undefined);

@@ -349,8 +349,8 @@ func (p *page) answer(t *testing.T, yes bool) {
 // replayedAs returns the result of the request that the page says a dead letter runs as.
 func (p *page) replayedAs(t *testing.T, m *liveProgram) string {
 	t.Helper()
-	words := strings.Fields(p.awaitText(t, "#outcome", "It runs again as request "))
-	_, answer := testbed.Call(t, client(t), http.MethodGet, "http://"+m.public+"/v1/requests/"+strings.Trim(words[5], ".")+"/result?wait=60s", "", "Accept", "application/json")
+	words := strings.Fields(p.awaitText(t, "#outcome", "Replayed as request "))
+	_, answer := testbed.Call(t, client(t), http.MethodGet, "http://"+m.public+"/v1/requests/"+strings.Trim(words[3], ".")+"/result?wait=60s", "", "Accept", "application/json")
 	return answer
 }
 
@@ -366,11 +366,11 @@ func TestLivePageReplaysDeadLetters(t *testing.T) {
 
 	p.openLetter(t, "1")
 	p.awaitText(t, "#detail", "RUNNER_CRASHED", "stage fragile", "(no name): text/plain, 4 bytes")
-	p.press(t, "Load its payload")
+	p.press(t, "Load payload")
 	testbed.Eventually(t, "the payload is there", func() bool { return ask(t, p, "read", chromedp.Value(chromedp.CSS("#body"))) == "fall" })
 	p.do(t, "edit", chromedp.SendKeys(chromedp.CSS("#body"), " no more, ☂"))
 	p.pictures(t, "live-letter")
-	p.press(t, "Replay with it")
+	p.press(t, "Replay with this payload")
 	if answer := p.replayedAs(t, m); !strings.Contains(answer, `"FALL NO MORE, ☂"`) {
 		t.Errorf("edited, it is answered by %s", answer)
 	}
@@ -382,17 +382,17 @@ func TestLivePageReplaysDeadLetters(t *testing.T) {
 	p.awaitText(t, "#detail", "request ", "fragile")
 
 	p.openLetter(t, "2")
-	p.press(t, "Load its payload")
+	p.press(t, "Load payload")
 	p.awaitText(t, "#body-note", "not text, but application/octet-stream")
 	p.do(t, "choose a file", chromedp.SetUploadFiles(chromedp.CSS("#file"), []string{testbed.WriteFile(t, "large", strings.Repeat("x", 100<<10))}))
-	p.press(t, "Replay with it")
+	p.press(t, "Replay with this payload")
 	if answer := p.replayedAs(t, m); !strings.Contains(answer, strings.Repeat("X", 100<<10)) {
 		t.Errorf("with a file it is answered by %.200s", answer)
 	}
 
 	p.openLetter(t, "3")
 	p.answer(t, false)
-	p.press(t, "Replay with it")
+	p.press(t, "Replay with this payload")
 	if asked := ask(t, p, "asked", chromedp.Evaluate[string]("window.asked")); !strings.Contains(asked, "empty payload") || m.letters(t) != 2 {
 		t.Errorf("it asks %q", asked)
 	}
@@ -430,7 +430,7 @@ func TestLivePageOfAReaderShowsDeadLetters(t *testing.T) {
 	p.awaitText(t, "#detail", "RUNNER_CRASHED", "(no name): text/plain, 4 bytes")
 	p.answer(t, true)
 	p.do(t, "write another payload", chromedp.SendKeys(chromedp.CSS("#body"), "safe"))
-	for button, method := range map[string]string{"Load its payload": "see payloads", "Replay with it": "call ReplayDeadLetter", "Replay": "call ReplayDeadLetter", "Delete": "call DeleteDeadLetter"} {
+	for button, method := range map[string]string{"Load payload": "see payloads", "Replay with this payload": "call ReplayDeadLetter", "Replay": "call ReplayDeadLetter", "Delete": "call DeleteDeadLetter"} {
 		p.press(t, button)
 		p.awaitText(t, "#problem", "role read, which may not "+method)
 		// It is in view, and has the focus.
@@ -448,9 +448,9 @@ func TestLivePageOfAReaderShowsDeadLetters(t *testing.T) {
 	if body := ask(t, p, "read", chromedp.Value(chromedp.CSS("#body"))); body != "safe" || m.letters(t) != 1 {
 		t.Errorf("there are %d dead letters, and the text is %q", m.letters(t), body)
 	}
-	p.press(t, "Replay with it")
+	p.press(t, "Replay with this payload")
 	p.do(t, "give another token", chromedp.SendKeys(chromedp.CSS("#token"), "all\r"), chromedp.WaitNotVisible(chromedp.CSS("#ask")))
-	p.press(t, "Replay with it")
+	p.press(t, "Replay with this payload")
 	if answer := p.replayedAs(t, m); !strings.Contains(answer, `"SAFE"`) || m.letters(t) != 0 {
 		t.Errorf("of %d it is answered by %s", m.letters(t), answer)
 	}

@@ -35,7 +35,7 @@ class Options(NamedTuple):
             raise TypeError(f"unknown option {', '.join(sorted(unknown))}; there are {', '.join(self._fields)}")
         out = self._replace(**changes)
         if out.timeout is not None and not (isinstance(out.timeout, numbers.Real) and out.timeout > 0):
-            raise ValueError(f"timeout: {out.timeout!r} is no number of seconds above 0")
+            raise ValueError(f"timeout: expected seconds above 0, got {out.timeout!r}")
         if not out.idempotency_key.isascii() or not out.idempotency_key.isprintable() or len(out.idempotency_key) > 256:
             raise ValueError("idempotency_key: expected at most 256 printable characters of ASCII")
         return out

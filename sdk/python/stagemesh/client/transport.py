@@ -194,23 +194,23 @@ class Transport:
         self._room.release()
 
 
-# Errors of TLS by their text, and what to do; the first that matches counts. They are the same at each try.
+# TLS errors by their text, with advice; the first match wins.
 _HANDSHAKE = (
     ("certificate has expired|not yet valid", "renew the certificate, or set the clock of this machine"),
     ("mismatch", "the certificate is for other names: use one of them in the URL"),
-    ("CERTIFICATE_VERIFY_FAILED", "the certificate is not trusted: give the file of its authority, ca="),
+    ("CERTIFICATE_VERIFY_FAILED", "the certificate is not trusted: pass the file of its CA as ca="),
     ("WRONG_VERSION_NUMBER|PACKET_LENGTH|RECORD_LAYER", "the port does not speak TLS: use http://, or another port"),
     ("PROTOCOL", "there is no common version of TLS: a gateway takes 1.2 and 1.3"),
     (
         "CERTIFICATE|HANDSHAKE_FAILURE",
-        "the port wants a certificate of the client: give ca= an ssl.SSLContext with one",
+        "the port requires a client certificate: pass ca= an ssl.SSLContext that has one",
     ),
 )
 
 
 def _no_connection(url: str, error: Exception) -> Disconnected:
     """Returns the fault of a connection that was not made."""
-    # A gateway that stops may end a handshake in the middle.
+    # A gateway that stops may close the connection during the handshake, so that is retried.
     final = isinstance(error, (ssl.SSLError, UnicodeError)) and not isinstance(error, ssl.SSLEOFError)
     advice = [todo for part, todo in _HANDSHAKE if isinstance(error, ssl.SSLError) and re.search(part, str(error))]
     return disconnected("; ".join([f"cannot connect to {url}: {error}", *advice[:1]]), sent=False, final=final)

@@ -30,10 +30,10 @@ for (const [name, server, { retryable = false, sent = false, says }] of [
   ["no TLS", http.createServer((_, answer) => answer.end()), { says: /the port does not speak TLS: use http:/ }],
   ["another protocol", raw((socket) => socket.end("SSH-2.0-x\r\n")), { says: /the port does not speak TLS/ }],
   ["an old version of TLS", secure({ ...pair("good"), minVersion: "TLSv1.1", maxVersion: "TLSv1.1", ciphers: "DEFAULT@SECLEVEL=0" }), { says: /no common version of TLS/ }],
-  ["a foreign certificate", secure(pair("foreign")), { says: /certificate is not trusted: name the file of its authority/ }],
+  ["a foreign certificate", secure(pair("foreign")), { says: /certificate is not trusted: set NODE_EXTRA_CA_CERTS/ }],
   ["an old certificate", secure(pair("old")), { says: /certificate is not valid now/ }],
   ["the certificate of another host", secure(pair("other")), { says: /certificate is for other names/ }],
-  ["a port that wants a certificate", secure({ ...pair("good"), requestCert: true, maxVersion: "TLSv1.2" }), { says: /wants a certificate of the client/ }],
+  ["a port that wants a certificate", secure({ ...pair("good"), requestCert: true, maxVersion: "TLSv1.2" }), { says: /requires a client certificate/ }],
   ["an end in the handshake", raw((socket) => socket.end()), { retryable: true, says: /ended before TLS began/ }],
   ["a reset", raw((socket) => socket.resetAndDestroy()), { retryable: true, sent: true, says: /gateway, or a proxy before it, has ended the connection/ }],
 ]) {

@@ -334,8 +334,8 @@ type GetDeadLetterRequest struct {
 	// At most so many bytes of the message as it was in the queue, from the first
 	// one on, at most 67108864 (64 MiB); 0 gives none.
 	MessageBytes uint32 `protobuf:"varint,2,opt,name=message_bytes,json=messageBytes,proto3" json:"message_bytes,omitempty"`
-	// Give the body, as ReplayDeadLetter takes it, if it has at most so many bytes; at
-	// most 67108864 (64 MiB).
+	// Return the payload if it has at most this many bytes; at most 67108864 (64 MiB), 0 for
+	// none.
 	BodyBytes     uint32 `protobuf:"varint,3,opt,name=body_bytes,json=bodyBytes,proto3" json:"body_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -458,8 +458,8 @@ type DeadLetter struct {
 	RawMessage []byte `protobuf:"bytes,10,opt,name=raw_message,json=rawMessage,proto3" json:"raw_message,omitempty"`
 	// The job instead of an item; absent where the message is none.
 	Job *DeadLetterJob `protobuf:"bytes,11,opt,name=job,proto3" json:"job,omitempty"`
-	// What a body of ReplayDeadLetter replaces, if it was asked for and is small enough; absent
-	// where the payload is no single blob.
+	// The payload, which ReplayDeadLetter can replace; absent if it was not asked for, is larger
+	// than body_bytes, or is not a single blob.
 	Body          []byte `protobuf:"bytes,12,opt,name=body,proto3,oneof" json:"body,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
