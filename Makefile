@@ -82,6 +82,7 @@ AUDIT_BIN   := $(call tool_dir,audit)
 RELEASE_BIN := $(call tool_dir,release)
 DOCKER_BIN  := $(call tool_dir,docker)
 KUBERNETES_BIN := $(call tool_dir,kubernetes)
+KEDA_BIN    := $(call tool_dir,keda)
 STACK_TOOLS := $(CONSUL_BIN)/.built $(JAEGER_BIN)/.built $(PROMETHEUS_BIN)/.built
 
 # $(1): name of an environment, $(2): its interpreter, which may be missing, $(3): its requirements.
@@ -141,7 +142,13 @@ $(eval $(call tool_rule,release,$(RELEASE_BIN)))
 $(eval $(call tool_rule,docker,$(DOCKER_BIN),-ldflags=-X=github.com/docker/buildx/version.Version=$(shell sed -n 's:.*docker/buildx \(v[^ ]*\).*:\1:p' tools/docker/go.mod)))
 # Helm asks the API server for its version. A static program needs no compiler of C.
 $(eval $(call tool_rule,kubernetes,$(KUBERNETES_BIN),-ldflags='-s -w -X=k8s.io/component-base/version.gitVersion=$(shell sed -n 's:.*k8s.io/kubernetes \(v[^ ]*\).*:\1:p' tools/kubernetes/go.mod)'))
-$(KUBERNETES_BIN)/.built: export CGO_ENABLED = 0
+$(eval $(call tool_rule,keda,$(KEDA_BIN),-ldflags='-s -w'))
+$(KUBERNETES_BIN)/.built $(KEDA_BIN)/.built: export CGO_ENABLED = 0
+# KEDA's definitions and roles lie in its module.
+$(KEDA_BIN)/config: $(KEDA_BIN)/.built
+	@rm -rf $@ $@.new
+	@cp -r --no-preserve=mode "$$(GOWORK=off go -C tools/keda list -m -f '{{.Dir}}' github.com/kedacore/keda/v2)/config" $@.new
+	@mv $@.new $@
 # Prometheus finds its targets in Consul. Its other ways, which Kubernetes and clouds have, take minutes to build.
 consul_only := -tags remove_all_sd,enable_consul_sd
 $(eval $(call tool_rule,prometheus,$(PROMETHEUS_BIN),$(consul_only)))
@@ -340,10 +347,10 @@ docker-tools: $(DOCKER_BIN)/.built ## Build Compose and buildx for tests and pri
 	@printf '%s\n' $(DOCKER_BIN)/cmd $(DOCKER_BIN)/buildx
 
 .PHONY: kubernetes-programs
-kubernetes-programs: $(KUBERNETES_BIN)/.built bin/stagemesh ## Build Kubernetes and what its pods run for tests and print the paths (a quarter of an hour, the first time)
+kubernetes-programs: $(KUBERNETES_BIN)/.built $(KEDA_BIN)/config bin/stagemesh ## Build Kubernetes, KEDA and what pods run for tests and print the paths (half an hour, the first time)
 	@CGO_ENABLED=0 go build -o bin/nats github.com/nats-io/nats-server/v2
 	@CGO_ENABLED=0 GOWORK=off go -C tools/kubernetes build -o $(CURDIR)/bin/pause ./pause
-	@printf '%s\n' $(addprefix $(KUBERNETES_BIN)/,server kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy) "$(CURDIR)/bin/stagemesh" "$(CURDIR)/bin/nats" "$(CURDIR)/bin/pause"
+	@printf '%s\n' $(addprefix $(KUBERNETES_BIN)/,server kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy) $(addprefix $(KEDA_BIN)/,operator adapter config) "$(CURDIR)/bin/stagemesh" "$(CURDIR)/bin/nats" "$(CURDIR)/bin/pause"
 
 .PHONY: clients
 clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Install the clients of other servers for tests and print where they are

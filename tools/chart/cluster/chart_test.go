@@ -50,11 +50,7 @@ func TestChartRunsTheDigits(t *testing.T) {
 	m := &mesh{t: t, release: "digits"}
 	broker := m.ensureBroker()
 	before := m.objects()
-	if err := yaml.Unmarshal(m.read("deploy/helm/values/digits.yaml"), &m.values); err != nil {
-		t.Fatal(err)
-	}
-	m.values["mesh"] = string(m.read("examples/digits/mesh.yaml"))
-	m.values["binaryFiles"] = map[string]any{"digits.onnx": base64.StdEncoding.EncodeToString(m.read("examples/digits/digits.onnx"))}
+	m.useDigits()
 	m.install(broker)
 	for _, row := range []struct {
 		promise string
@@ -75,6 +71,16 @@ func TestChartRunsTheDigits(t *testing.T) {
 			row.test(&within)
 		})
 	}
+}
+
+// useDigits takes the values of the digits example, with its files.
+func (m *mesh) useDigits() {
+	m.t.Helper()
+	if err := yaml.Unmarshal(m.read("deploy/helm/values/digits.yaml"), &m.values); err != nil {
+		m.t.Fatal(err)
+	}
+	m.values["mesh"] = string(m.read("examples/digits/mesh.yaml"))
+	m.values["binaryFiles"] = map[string]any{"digits.onnx": base64.StdEncoding.EncodeToString(m.read("examples/digits/digits.onnx"))}
 }
 
 // ensureBroker returns the address of NATS. The first call makes the namespace and starts NATS in it, with
@@ -195,8 +201,8 @@ func (m *mesh) answers(labels int) {
 	client, disconnect := newClient(false)
 	defer disconnect()
 	for _, image := range images {
-		if got, err := image.ask(m.t.Context(), client, m.gateway); err != nil || got != labels {
-			m.t.Errorf("%s: %d labels, want %d: %v", image.name, got, labels, err)
+		if got, err := image.ask(m.t.Context(), client, m.gateway); err != nil || got.labels != labels {
+			m.t.Errorf("%s: %d labels, want %d: %v", image.name, got.labels, labels, err)
 		}
 	}
 }

@@ -40,30 +40,37 @@ func readImages(t *testing.T) []picture {
 	return out
 }
 
-// ask asks the mesh for the digit, and returns how many labels it answers.
-func (p picture) ask(ctx context.Context, client *http.Client, gateway string) (labels int, err error) {
+// answer is an answer of the digits pipeline.
+type answer struct {
+	labels int
+	// activating names the stages whose first host the request waited for.
+	activating string
+}
+
+// ask asks the mesh for the digit.
+func (p picture) ask(ctx context.Context, client *http.Client, gateway string) (answer, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, gateway+"/v1/pipelines/digits:infer", bytes.NewReader(p.data))
 	if err != nil {
-		return 0, err
+		return answer{}, err
 	}
 	request.Header.Set("Content-Type", "image/png")
 	response, err := client.Do(request)
 	if err != nil {
-		return 0, err
+		return answer{}, err
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
 	if err != nil {
-		return 0, err
+		return answer{}, err
 	}
-	var answer struct {
+	var decoded struct {
 		Outputs []struct{ Data []any }
 	}
-	if err := json.Unmarshal(body, &answer); err != nil || response.StatusCode != http.StatusOK || len(answer.Outputs) == 0 ||
-		len(answer.Outputs[0].Data) == 0 || answer.Outputs[0].Data[0] != p.digit {
-		return 0, fmt.Errorf("%s: %s %s", p.name, response.Status, body)
+	if err := json.Unmarshal(body, &decoded); err != nil || response.StatusCode != http.StatusOK || len(decoded.Outputs) == 0 ||
+		len(decoded.Outputs[0].Data) == 0 || decoded.Outputs[0].Data[0] != p.digit {
+		return answer{}, fmt.Errorf("%s: %s %s", p.name, response.Status, body)
 	}
-	return len(answer.Outputs[0].Data), nil
+	return answer{len(decoded.Outputs[0].Data), response.Header.Get("Stagemesh-Activating")}, nil
 }
 
 // newClient returns a client that keeps connections, or one with a new connection for each request.

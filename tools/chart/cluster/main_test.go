@@ -34,6 +34,8 @@ const (
 	folder = "/run/node"
 	// nodeAddress is the address of the node in its namespace.
 	nodeAddress = "10.200.0.1"
+	// hostsFile has the names that the node knows, localhost first.
+	hostsFile, localhost = "/etc/hosts", "127.0.0.1 localhost\n"
 )
 
 // shared is the node of all tests.
@@ -158,16 +160,28 @@ func initialise() (code int, err error) {
 		{source: "none", target: "/", flags: syscall.MS_REC | syscall.MS_PRIVATE},
 		{source: "proc", target: "/proc", kind: "proc"},
 		{source: "tmpfs", target: "/run", kind: "tmpfs", data: "mode=755"},
-		// Some paths below /var are fixed in kubelet and in CNI plugins.
-		{source: "overlay", target: "/var", kind: "overlay", data: "lowerdir=/var,upperdir=/run/var/upper,workdir=/run/var/work"},
 	} {
-		if m.kind == "overlay" {
-			if err := errors.Join(os.MkdirAll("/run/var/upper", 0o755), os.MkdirAll("/run/var/work", 0o755)); err != nil {
-				return 1, err
-			}
-		}
 		if err := syscall.Mount(m.source, m.target, m.kind, m.flags, m.data); err != nil {
 			return 1, fmt.Errorf("mount %s: %w", m.target, err)
+		}
+	}
+	// Some paths below /var are fixed in kubelet and in CNI plugins, and names of hosts below /etc.
+	for _, path := range []string{"/var", "/etc"} {
+		upper, work := "/run"+path+"/upper", "/run"+path+"/work"
+		if err := errors.Join(os.MkdirAll(upper, 0o755), os.MkdirAll(work, 0o755)); err != nil {
+			return 1, err
+		}
+		if err := syscall.Mount("overlay", path, "overlay", 0, "lowerdir="+path+",upperdir="+upper+",workdir="+work); err != nil {
+			return 1, fmt.Errorf("mount %s: %w", path, err)
+		}
+	}
+	// Nobody in these namespaces answers DNS.
+	for path, text := range map[string]string{hostsFile: localhost, "/etc/resolv.conf": ""} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return 1, err
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			return 1, err
 		}
 	}
 	if err := os.MkdirAll(folder+"/tmp", 0o755); err != nil {
