@@ -122,7 +122,7 @@ var importTable = rules{
 		// and their items, through interfaces of its own. A front, so never the bus.
 		{
 			packages: list("internal/adminapi"),
-			mayImport: list(proto, fault, payload, pipeline, envelope, auth, "internal/store", model, "discovery", "internal/models", "internal/call", "internal/jobs", "internal/explain", "internal/figures", "internal/pipelines",
+			mayImport: list(proto, fault, payload, pipeline, envelope, auth, budget, "internal/store", model, "discovery", "internal/models", "internal/call", "internal/jobs", "internal/explain", "internal/figures", "internal/pipelines",
 				"internal/front/port", request, transport),
 			inTests: list("discovery/natskv"),
 		},
