@@ -309,6 +309,20 @@ func TestReplayMayBeRepeated(t *testing.T) {
 	if _, err := d.Replay(t.Context(), 1, nil); !errors.Is(err, store.ErrNoDeadLetter) {
 		t.Errorf("a deleted dead letter: %v", err)
 	}
+	// It is still there after a replay whose delete failed. With another payload it is another request.
+	d.deadLetter(t, item("again"))
+	edited, err := d.Replay(t.Context(), 2, []byte("edited"))
+	if err != nil || edited.RequestID == e.RequestID {
+		t.Errorf("with another payload: %+v, %v", edited, err)
+	}
+	delivery, e = d.next(t)
+	if e.RequestID != edited.RequestID || string(e.Parts[0].Blob.Data) != "edited" {
+		t.Errorf("with another payload it came as %+v", e)
+	}
+	if err := delivery.Ack(); err != nil {
+		t.Fatal(err)
+	}
+	delivery.Release()
 	select {
 	case again := <-d.deliveries:
 		t.Errorf("it came twice: %+v", again)

@@ -19,6 +19,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
+	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 	"github.com/stagemesh/stagemesh/test/meshtest"
@@ -454,6 +455,50 @@ func TestRequestsWithBlocksAreRequests(t *testing.T) {
 			a.checkFault(t, fault.InvalidRequest)
 		})
 	})
+}
+
+// Items that wait for places take all that become free, while the first of them still runs.
+func TestItemsOfAMapTakeFreePlaces(t *testing.T) {
+	t.Parallel()
+	bed := meshtest.New(t)
+	started, ends := make(chan struct{}, 32), make(chan struct{})
+	bed.Host("hold", inproc.Each(inproc.Settings{Concurrency: 32, Spec: runner.Spec{BatchAxis: runner.BatchNone}}, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
+		started <- struct{}{}
+		select {
+		case <-ends:
+		case <-ctx.Done():
+		}
+		return item.Inputs, ctx.Err()
+	}), func(h *stagehost.Settings) { h.Batch.MaxSize = 1 })
+	const places = 8
+	g := bed.Gateway([]pipeline.Pipeline{{Name: "p", Timeout: time.Minute, Steps: steps(block("each", pipeline.Block{Map: &pipeline.Map{
+		Over: map[string]string{"x": "list"}, Steps: steps(step("hold", "x", "x")),
+	}}))}}, withAdmin, func(s *gateway.Settings) { s.Call.MaxInFlight = places / 4 })
+	ask := func(ctx context.Context, id pipeline.RequestID) <-chan answer {
+		out := make(chan answer, 1)
+		go func() {
+			out <- infer(ctx, g, &request.Request{Pipeline: "p", ID: id, Inputs: []payload.Part{listOf(t, make([]float32, places)...)}})
+		}()
+		return out
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	first := ask(ctx, "")
+	for range places {
+		testbed.Receive(t, "an item of the first runs", started)
+	}
+	const id = "0190b0c0-0000-7000-8000-00000000000c"
+	second := ask(t.Context(), id)
+	testbed.Eventually(t, "the items of the second wait", func() bool { return len(mustExplain(t, g, id).GetBranches()) == places })
+	leave()
+	for range places {
+		testbed.Receive(t, "an item of the second runs", started)
+	}
+	close(ends)
+	a := testbed.Receive(t, "the second's answer", second)
+	a.checkOK(t)
+	a = testbed.Receive(t, "the first's answer", first)
+	a.checkFault(t, fault.Cancelled)
 }
 
 // Each item of a map has the whole parts that its steps read in a message of its own, and all of them

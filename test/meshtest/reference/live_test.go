@@ -74,7 +74,7 @@ if __name__ == "__main__":
     serve(Double, arrays="buffer")
 `
 
-// It dies of the text "fall" and of bytes that are no text.
+// It crashes on the text "fall", with or without a line end, and on bytes that are not UTF-8.
 const fragileWorker = `import os
 
 from stagemesh import Bytes, Text, Worker, serve
@@ -89,7 +89,7 @@ class Fragile(Worker):
             text = bytes(item["text"]).decode()
         except UnicodeDecodeError:
             os._exit(2)
-        if text == "fall":
+        if text.rstrip() == "fall":
             os._exit(1)
         return {"text": text.upper()}
 
@@ -357,7 +357,7 @@ func (p *page) replayedAs(t *testing.T, m *liveProgram) string {
 func TestLivePageReplaysDeadLetters(t *testing.T) {
 	t.Parallel()
 	m := startLive(t)
-	m.fall(t, "fall", "\xff\xfe", "fall", "fall")
+	m.fall(t, "fall", "\xff\xfe", "fall", "fall", "fall\r\n")
 	p := browse(t)
 	p.do(t, "size", chromedp.EmulateViewport(1440, 1000))
 	p.logIn(t, "http://"+m.admin+"/", "all")
@@ -374,7 +374,7 @@ func TestLivePageReplaysDeadLetters(t *testing.T) {
 	if answer := p.replayedAs(t, m); !strings.Contains(answer, `"FALL NO MORE, ☂"`) {
 		t.Errorf("edited, it is answered by %s", answer)
 	}
-	if n := ask(t, p, "count", chromedp.Evaluate[int](`document.querySelectorAll("#detail-body button:enabled").length`)); n != 1 || m.letters(t) != 3 {
+	if n := ask(t, p, "count", chromedp.Evaluate[int](`document.querySelectorAll("#detail-body button:enabled").length`)); n != 1 || m.letters(t) != 4 {
 		t.Errorf("%d buttons of %d letters are left", n, m.letters(t))
 	}
 	p.pictures(t, "live-letter-replayed")
@@ -388,6 +388,15 @@ func TestLivePageReplaysDeadLetters(t *testing.T) {
 	p.press(t, "Replay with this payload")
 	if answer := p.replayedAs(t, m); !strings.Contains(answer, strings.Repeat("X", 100<<10)) {
 		t.Errorf("with a file it is answered by %.200s", answer)
+	}
+
+	p.openLetter(t, "5")
+	p.press(t, "Load payload")
+	testbed.Eventually(t, "the payload is there", func() bool { return ask(t, p, "read", chromedp.Value(chromedp.CSS("#body"))) == "fall\n" })
+	p.do(t, "edit", chromedp.SendKeys(chromedp.CSS("#body"), "no more"))
+	p.press(t, "Replay with this payload")
+	if answer := p.replayedAs(t, m); !strings.Contains(answer, `"FALL\r\nNO MORE"`) {
+		t.Errorf("with another line end it is answered by %s", answer)
 	}
 
 	p.openLetter(t, "3")
@@ -410,11 +419,11 @@ func TestLivePageReplaysDeadLetters(t *testing.T) {
 	if answer := p.replayedAs(t, m); !strings.Contains(answer, "RUNNER_CRASHED") {
 		t.Errorf("as it was, it is answered by %s", answer)
 	}
-	p.openLetter(t, "5") // it fell again
-	_, _ = testbed.Call(t, client(t), http.MethodPost, "http://"+m.admin+"/stagemesh.admin.v1.DeadLetterService/DeleteDeadLetter", `{"seq": 5}`,
+	p.openLetter(t, "6") // it crashed again
+	_, _ = testbed.Call(t, client(t), http.MethodPost, "http://"+m.admin+"/stagemesh.admin.v1.DeadLetterService/DeleteDeadLetter", `{"seq": 6}`,
 		"Content-Type", "application/json", "Authorization", "Bearer all")
 	p.press(t, "Replay")
-	p.awaitText(t, "#problem", "there is no dead letter 5")
+	p.awaitText(t, "#problem", "there is no dead letter 6")
 	p.quiet(t, "http://"+m.admin, "404")
 }
 
