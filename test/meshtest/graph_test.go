@@ -12,6 +12,8 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
+
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/testbed"
@@ -473,7 +475,7 @@ func TestItemsOfAMapTakeFreePlaces(t *testing.T) {
 	const places = 8
 	g := bed.Gateway([]pipeline.Pipeline{{Name: "p", Timeout: time.Minute, Steps: steps(block("each", pipeline.Block{Map: &pipeline.Map{
 		Over: map[string]string{"x": "list"}, Steps: steps(step("hold", "x", "x")),
-	}}))}}, withAdmin, func(s *gateway.Settings) { s.Call.MaxInFlight = places / 4 })
+	}}))}}, withAdmin, func(s *gateway.Settings) { s.MaxInFlight = places / 4 })
 	ask := func(ctx context.Context, id pipeline.RequestID) <-chan answer {
 		out := make(chan answer, 1)
 		go func() {
@@ -489,7 +491,10 @@ func TestItemsOfAMapTakeFreePlaces(t *testing.T) {
 	}
 	const id = "0190b0c0-0000-7000-8000-00000000000c"
 	second := ask(t.Context(), id)
-	testbed.Eventually(t, "the items of the second wait", func() bool { return len(mustExplain(t, g, id).GetBranches()) == places })
+	testbed.Eventually(t, "the items of the second wait", func() bool {
+		all := mustExplain(t, g, id).GetBranches()
+		return len(all) == places && !slices.ContainsFunc(all, func(b *inferencev1.BranchTiming) bool { return b.GetStatus() != "waiting" })
+	})
 	leave()
 	for range places {
 		testbed.Receive(t, "an item of the second runs", started)
