@@ -11,26 +11,37 @@ import (
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
 )
 
-// Bounds on examples: the number of examples of one body, and the number of elements
-// in a generated tensor.
+// Bounds on examples: the number of examples of one body, the number of elements in a
+// generated tensor, and the bytes of one that is not text.
 const (
 	maxExamples = 4
 	maxElements = 1024
+	maxBinary   = 16 << 10
 )
 
 // exampleID is a request's id.
 const exampleID = "01a1fc61-c602-7919-8f3a-1abcfc776362"
 
-// example is an example of a body, as JSON.
+// example is an example of a body, as JSON. The value of one that is not text is binary.
 type example struct {
 	name  string
 	value any
 }
 
+// binary is what JSON has in base64.
+type binary []byte
+
+// binaryKey is an extension, since OpenAPI has no key for a value in base64; the predict page reads it.
+const binaryKey = "x-stagemesh-base64"
+
 func byName(examples []example) object {
 	out := object{}
 	for _, e := range examples {
-		out[e.name] = object{"value": e.value}
+		key := "value"
+		if _, is := e.value.(binary); is {
+			key = binaryKey
+		}
+		out[e.name] = object{key: e.value}
 	}
 	return out
 }
@@ -78,6 +89,8 @@ func (a operations) blobExamples(p part, media string) []example {
 			return json.RawMessage(data), true
 		case isText(media) && utf8.Valid(data):
 			return string(data), true
+		case !payload.IsJSON(media) && !isText(media) && len(data) <= maxBinary:
+			return binary(data), true
 		}
 		return nil, false
 	})

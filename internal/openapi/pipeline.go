@@ -294,7 +294,9 @@ func (a operations) form(blobs []part) object {
 		media := p.types()[0]
 		schema := maps.Clone(a.blobSchema(p, media))
 		if examples := a.blobExamples(p, media); len(examples) > 0 {
-			schema["examples"] = []any{examples[0].value}
+			if _, is := examples[0].value.(binary); !is {
+				schema["examples"] = []any{examples[0].value}
+			}
 		}
 		if text := p.GetDescription(); text != "" && len(schema) > 0 {
 			schema["description"] = text

@@ -71,8 +71,8 @@
   function examplesOf(content) {
     const out = [];
     for (const [type, { examples }] of Object.entries(content)) {
-      for (const [name, { value }] of Object.entries(examples ?? {})) {
-        out.push({ name, type, value });
+      for (const [name, { value, "x-stagemesh-base64": base64 }] of Object.entries(examples ?? {})) {
+        out.push({ name, type, value, base64 });
       }
     }
     return out;
@@ -90,7 +90,7 @@
     const usable = examples.filter((one) => fill(one, true));
     byID("examples").replaceChildren("Examples: ", ...usable.map((one) => make("button", { type: "button", textContent: one.name, onclick: () => { fill(one, false); write(); } })));
     byID("examples").hidden = usable.length === 0;
-    if (usable.length > 0) {
+    if (usable.length > 0 && usable[0].base64 === undefined) {
       fill(usable[0], false);
     }
     byID("answer").hidden = true;
@@ -127,6 +127,12 @@
         preview.replaceChildren(...(file && isPicture(out.type) ? [make("img", { alt: file.name, src: pictureOf(file) })] : []));
         write();
       };
+      // The code below reads the file, so it can be saved.
+      out.takeExample = (file) => {
+        input.value = "";
+        take(file);
+        preview.append(make("a", { download: file.name, href: pictureOf(file), textContent: `Save ${file.name}` }));
+      };
       input.addEventListener("change", () => take(input.files[0] ?? null));
       for (const [event, over] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
         area.addEventListener(event, (e) => {
@@ -161,7 +167,14 @@
   // fill fills the form from an example of a body, or only reports whether it can.
   function fill(example, only) {
     const texts = new Map();
-    const { value, type } = example;
+    const { value, type, base64 } = example;
+    if (base64 !== undefined) {
+      const can = fields.length === 1 && fields[0].kind === "file";
+      if (can && !only) {
+        fields[0].takeExample(new File([Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0))], `example.${type.split(/[/+;]/)[1]}`, { type }));
+      }
+      return can;
+    }
     if (Array.isArray(value?.inputs) && value.inputs[0]?.datatype) {
       value.inputs.forEach((one) => texts.set(one.name, JSON.stringify(nested(one.data, one.shape))));
     } else if (fields.length === 1 && fields[0].kind === "json" && isJSON(type)) {

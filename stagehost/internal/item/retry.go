@@ -189,12 +189,15 @@ func (l *Loop) quarantine(e *batchEnded, items []*Item) {
 
 func crashFault(runs []envelope.RunRecord) *fault.Fault {
 	last := runs[len(runs)-1]
-	exit := ""
+	times, exit := "once,", ""
+	if len(runs) > 1 {
+		times = fmt.Sprintf("%d times, last", len(runs))
+	}
 	if last.Exit != "" {
 		exit = " (" + last.Exit + ")"
 	}
 	return fault.Newf(fault.RunnerCrashed,
-		"the process that ran the item alone ended %d times, last on host %s at %s%s", len(runs), last.Host, last.At.Format(time.RFC3339), exit)
+		"the process that ran the item alone ended %s on host %s at %s%s", times, last.Host, last.At.Format(time.RFC3339), exit)
 }
 
 // diedAlone reports whether the process of the run died, and only its one item can be

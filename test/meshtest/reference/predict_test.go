@@ -84,6 +84,18 @@ func TestPredictPageSendsAPicture(t *testing.T) {
 	p.quiet(t, m.URL())
 }
 
+func TestPredictPageHasAnExamplePicture(t *testing.T) {
+	t.Parallel()
+	m := mesh(t)
+	p := predict(t, m.URL(), "digits")
+	p.do(t, "choose it", chromedp.Click(chromedp.CSS("#examples button")), chromedp.WaitVisible(chromedp.CSS(`#inputs img`)), chromedp.WaitVisible(chromedp.CSS(`#inputs a[download="example.png"]`)))
+	if shown := p.send(t); !strings.Contains(shown, "labels") {
+		t.Errorf("of the example it shows %q", shown)
+	}
+	p.picture(t, "predict-example")
+	p.quiet(t, m.URL())
+}
+
 func TestPredictPageSendsExamplesStreamsAndTensors(t *testing.T) {
 	t.Parallel()
 	m := mesh(t)
