@@ -196,6 +196,7 @@ function report(error) {
 
 // Hides the form for a token, and gives the focus back.
 function dismiss() {
+  byID("problem").textContent = "";
   byID("ask").hidden = byID("problem").hidden = true;
   asker?.focus();
 }
