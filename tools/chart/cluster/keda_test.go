@@ -52,7 +52,7 @@ func TestKEDAScalesAStage(t *testing.T) {
 		"stages:\n", `gateway:
   scaler: {listen: "0.0.0.0:9081", cert_file: secrets/scaler/tls.crt, key_file: secrets/scaler/tls.key, client_ca_file: secrets/scaler/ca.crt}
 stages:`+holdStage,
-		"timeout: 5s", "timeout: 60s",
+		"timeout: 5s", "timeout: 2m", // one host has a minute of work when the others come
 		"steps:\n", "steps:\n      - {name: hold, stage: hold}\n",
 	).Replace(m.values["mesh"].(string))
 	maps.Copy(m.values, map[string]any{
@@ -191,7 +191,8 @@ func (n *node) startKEDA(t *testing.T) {
 	}
 	t.Cleanup(n.registerMetrics(t, kedaNamespace, "keda-metrics-apiserver", kedaPort))
 	if err := n.await(ctx, "KEDA serves metrics", func() bool {
-		return n.client.RESTClient().Get().AbsPath("/apis/"+metricsAPI).Do(ctx).Error() == nil
+		_, err := n.client.Discovery().ServerPreferredResources() // also once the API server lists them
+		return err == nil && n.client.RESTClient().Get().AbsPath("/apis/"+metricsAPI).Do(ctx).Error() == nil
 	}); err != nil {
 		t.Fatal(err)
 	}
