@@ -83,19 +83,23 @@ func (s Options) compileAll(ctx context.Context, data []byte) (*program, error) 
 	var all sync.WaitGroup
 	for i, rows := range sizes {
 		all.Go(func() {
-			if errs[i] = ctx.Err(); errs[i] == nil {
-				p.plans[i], errs[i] = c.compile(rows)
+			if ctx.Err() != nil {
+				return
 			}
+			errs[i] = guard(func() (err error) {
+				p.plans[i], err = c.compile(rows)
+				return err
+			})
 		})
 	}
 	all.Wait()
-	for i, rows := range sizes {
-		if errs[i] != nil && ctx.Err() == nil {
-			return nil, c.nameNode(rows, errs[i])
-		}
-	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
+	}
+	for i, rows := range sizes {
+		if errs[i] != nil {
+			return nil, c.nameNode(rows, errs[i])
+		}
 	}
 	if p.spec.Outputs, err = c.outputs(p.plans); err != nil {
 		return nil, err
