@@ -65,8 +65,8 @@ func (h *handler) getDeadLetter(ctx context.Context, in *adminv1.GetDeadLetterRe
 	letter := decode(dead)
 	out := full(letter)
 	out.RawMessage = dead.Item[:min(len(dead.Item), int(in.GetMessageBytes()))]
-	if body, ok := letter.body(); ok && in.GetBodyBytes() > 0 && len(body) <= int(in.GetBodyBytes()) {
-		if out.Body = body; body == nil {
+	if body := letter.body(); body != nil && in.GetBodyBytes() > 0 && len(*body) <= int(in.GetBodyBytes()) {
+		if out.Body = *body; out.Body == nil {
 			out.Body = []byte{} // nil is none
 		}
 	}
@@ -151,23 +151,12 @@ func decode(l store.DeadLetter) decodedLetter {
 	return out
 }
 
-// body returns the payload that a replay can replace; false if it is not a single blob. The rule is that
-// of store.DeadLetters.Replay.
-func (l decodedLetter) body() (data []byte, ok bool) {
+// body returns the payload that a replay can replace; nil if there is none.
+func (l decodedLetter) body() *[]byte {
 	if l.item != nil {
-		if len(l.item.Parts) != 1 || l.item.Parts[0].Tensor != nil {
-			return nil, false
-		}
-		return l.item.Parts[0].Blob.Data, true
+		return store.ItemBody(l.item)
 	}
-	if call := l.job.GetHttp(); call != nil {
-		return call.GetBody(), true
-	}
-	inputs := l.job.GetInfer().GetInputs()
-	if len(inputs) != 1 || inputs[0].GetBlob() == nil {
-		return nil, false
-	}
-	return inputs[0].GetBlob().GetData(), true
+	return store.JobBody(l.job)
 }
 
 func summary(l decodedLetter) *adminv1.DeadLetterSummary {

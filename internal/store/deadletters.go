@@ -291,10 +291,11 @@ func (s *DeadLetters) Replay(ctx context.Context, seq uint64, body []byte) (Repl
 		return Replayed{}, err
 	}
 	if body != nil {
-		if len(item.Parts) != 1 || item.Parts[0].Tensor != nil {
+		replaced := ItemBody(item)
+		if replaced == nil {
 			return Replayed{}, errNoBody()
 		}
-		item.Parts[0].Blob.Data = body
+		*replaced = body
 	}
 	if err := s.bus.ClockError(); err != nil {
 		return Replayed{}, fault.Newf(fault.NoCapacity, "no dead letter can be replayed: %w", err).WithRetryAfter(budget.RetryAfter)
@@ -429,9 +430,11 @@ func (s *DeadLetters) replayJob(ctx context.Context, dead DeadLetter, body []byt
 	job := queuedJob(id, deadline, first)
 	job.Payload, job.Webhook = queued.GetPayload(), queued.GetWebhook()
 	if body != nil {
-		if err := setBody(job, body); err != nil {
-			return Replayed{}, err
+		replaced := JobBody(job)
+		if replaced == nil {
+			return Replayed{}, errNoBody()
 		}
+		*replaced = body
 	}
 	header := JobHeader{Deadline: deadline, Priority: first.GetPriority(), Attributes: first.GetAttributes(), Tokens: pipeline.TokensOfCall(job.GetHttp())}
 	m, err := jobMessage(s.bus, id, dead.Tenant, header, job)
@@ -459,18 +462,25 @@ func queuedJob(id pipeline.JobID, deadline time.Time, like *inferencev1.Job) *me
 	}}
 }
 
-// setBody replaces the payload of a job.
-func setBody(job *meshv1.QueuedJob, body []byte) error {
-	if call := job.GetHttp(); call != nil {
-		call.Body = body
+// ItemBody returns the payload of an item that Replay can replace, nil if it is not a single blob.
+func ItemBody(item *envelope.Envelope) *[]byte {
+	if len(item.Parts) != 1 || item.Parts[0].Tensor != nil {
 		return nil
+	}
+	return &item.Parts[0].Blob.Data
+}
+
+// JobBody returns the payload of a job that Replay can replace, nil if it is neither the body of an HTTP
+// call nor a single blob.
+func JobBody(job *meshv1.QueuedJob) *[]byte {
+	if call := job.GetHttp(); call != nil {
+		return &call.Body
 	}
 	inputs := job.GetInfer().GetInputs()
 	if len(inputs) != 1 || inputs[0].GetBlob() == nil {
-		return errNoBody()
+		return nil
 	}
-	inputs[0].GetBlob().Data = body
-	return nil
+	return &inputs[0].GetBlob().Data
 }
 
 func errNoBody() *fault.Fault {

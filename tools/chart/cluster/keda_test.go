@@ -28,7 +28,7 @@ const (
 	kedaPort = 6444
 )
 
-// holdStage is a stage before those of the digits, which needs eight hosts: one passes two requests a second on,
+// holdStage is a stage in front of the digits, which needs eight hosts: one passes two requests a second on,
 // and twelve come.
 const holdStage = `
   hold: {runner: {sleep: {base: 500ms, concurrency: 1}}, batch: {max_size: 1}, min_hosts: 0, max_hosts: 8}
