@@ -518,6 +518,13 @@ func TestReplicasAreRecorded(t *testing.T) {
 	if _, there, _ := r.Model("m"); len(there.GetReplicas()) != 1 || !there.GetLastUse().AsTime().Equal(used) {
 		t.Errorf("got %v", there)
 	}
+	_, _, err = r.ClaimLoading(ctx, "m", "a", anyway)
+	expect(t, "claim again", err, "")
+	expect(t, "unload", r.RemoveLoaded(ctx, "m", "a", used.Add(time.Second)), "")
+	if _, there, _ := r.Model("m"); models.StateOf(there, "a") != meshv1.ReplicaState_REPLICA_STATE_LOADING || !there.GetLastUse().AsTime().Equal(used.Add(time.Second)) {
+		t.Errorf("a claim that is newer than the unload: %v", there)
+	}
+	expect(t, "remove", r.RemoveReplica(ctx, "m", "a", used), "")
 	// The replicas of another registration do not belong to this one.
 	_, _, err = r.ClaimLoading(ctx, "m", "a", anyway)
 	expect(t, "claim", err, "")

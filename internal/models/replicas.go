@@ -228,18 +228,26 @@ func (r *Registry) Evict(ctx context.Context, id model.ID) error {
 }
 
 // RemoveReplica removes what there is of a host, and notes the last use there, if that is
-// later. A host calls it before it unloads.
+// later.
 func (r *Registry) RemoveReplica(ctx context.Context, id model.ID, host pipeline.HostID, lastUse time.Time) error {
+	return r.removeReplica(ctx, id, host, lastUse, func(state meshv1.ReplicaState) bool { return state != 0 })
+}
+
+// RemoveLoaded is RemoveReplica before a host unloads the model. A claim to load it again stays.
+func (r *Registry) RemoveLoaded(ctx context.Context, id model.ID, host pipeline.HostID, lastUse time.Time) error {
+	return r.removeReplica(ctx, id, host, lastUse, func(state meshv1.ReplicaState) bool { return state == loaded })
+}
+
+func (r *Registry) removeReplica(ctx context.Context, id model.ID, host pipeline.HostID, lastUse time.Time, isRemoved func(meshv1.ReplicaState) bool) error {
 	_, _, err := r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
-		isLater := lastUse.After(there.GetLastUse().AsTime())
-		if StateOf(there, host) == 0 && !isLater {
-			return false
+		isHere, isLater := isRemoved(StateOf(there, host)), lastUse.After(there.GetLastUse().AsTime())
+		if isHere {
+			setReplica(there, &meshv1.Replica{Host: string(host)}, now)
 		}
-		setReplica(there, &meshv1.Replica{Host: string(host)}, now)
 		if isLater {
 			there.LastUse = timestamppb.New(lastUse)
 		}
-		return true
+		return isHere || isLater
 	})
 	return err
 }

@@ -26,6 +26,9 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
+	"github.com/stagemesh/stagemesh/stagehost"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
+	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
 	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
@@ -40,6 +43,8 @@ type diskBed struct {
 	served, failed atomic.Int64
 	failure        atomic.Pointer[error]
 	slowest        atomic.Int64
+	// release has the stage held answer.
+	release chan struct{}
 }
 
 // startOnSmallDisk returns false in the process that only waits for the one with the disk.
@@ -53,17 +58,32 @@ func startOnSmallDisk(t *testing.T, nats string, options ...string) (*diskBed, b
 mesh: m
 nats: {store_dir: `+folder+nats+`}
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
-stages: {echo: {runner: {echo: {}}}, slow: {runner: {sleep: {base: 1s}}}}
+stages: {echo: {runner: {echo: {}}}}
 pipelines:
   p: {steps: [{name: e, stage: echo}]}
   filed: {durability: file, steps: [{name: e, stage: echo}]}
-  slow: {durability: file, steps: [{name: s, stage: slow}, {name: e, stage: echo}]}
 jobs:
   pools: {main: {target: {pipelines: [p]}}}
   queues: {nightly: {}}
   batches: {queue: nightly}
 `+strings.Join(options, "")), stagemesh.FileSettings{Dispatcher: true, Logger: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))})
-	b := &diskBed{Mesh: meshtest.Start(t, m), t: t, folder: folder}
+	b := &diskBed{t: t, folder: folder, release: make(chan struct{})}
+	held := inproc.Each(inproc.Settings{}, func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
+		select {
+		case <-b.release:
+			return item.Inputs, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	})
+	err := m.AddStage(stagemesh.Stage{Name: "held", Runner: held, Config: stagehost.Config{DrainTimeout: time.Second}})
+	if err == nil {
+		err = m.AddPipeline(pipeline.Pipeline{Name: "held", Durability: pipeline.File, Steps: []pipeline.Step{{Name: "h", Stage: "held"}, {Name: "e", Stage: "echo"}}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Mesh = meshtest.Start(t, m)
 	ctx, stop := context.WithCancel(t.Context())
 	var callers sync.WaitGroup
 	callers.Go(func() {
@@ -312,7 +332,7 @@ func TestCallersWhoWaitHearOfAFullDisk(t *testing.T) {
 	}
 	failed := make(chan error, 1)
 	go func() {
-		_, err := b.Infer(t.Context(), &request.Request{Pipeline: "slow", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
+		_, err := b.Infer(t.Context(), &request.Request{Pipeline: "held", Inputs: []payload.Part{payload.OfBlob("", "text/plain", []byte("x"))}})
 		failed <- err
 	}()
 	testbed.Eventually(t, "the request is queued", func() bool {
@@ -321,10 +341,11 @@ func TestCallersWhoWaitHearOfAFullDisk(t *testing.T) {
 			return false
 		}
 		defer requests.Close()
-		answer, err := requests.Request("$JS.API.STREAM.INFO.m_slow_file", nil, time.Second)
+		answer, err := requests.Request("$JS.API.STREAM.INFO.m_held_file", nil, time.Second)
 		return err == nil && strings.Contains(string(answer.Data), `"messages":1`)
 	})
 	free := testbed.FillDisk(t, b.folder)
+	close(b.release)
 	f := fault.From(testbed.Receive(t, "the fault", failed))
 	if f.Reason != fault.StoreFull || f.Metadata["request_id"] == "" {
 		t.Fatalf("the caller got %v", f)

@@ -242,6 +242,22 @@ func TestModelsAreManagedOnThePublicPortOnlyIfAllowed(t *testing.T) {
 	}
 }
 
+// A host that hears of an unload late does not take the load after it for the same.
+func TestModelIsLoadedRightAfterItsUnload(t *testing.T) {
+	t.Parallel()
+	m := startModelMesh(t, gateway.Config{ModelControl: true})
+	for i := range 200 {
+		for _, change := range []string{"unload", "load"} {
+			if code, text := m.rest(t, http.MethodPost, "/repository/models/iris-v1/"+change, ""); code != http.StatusOK {
+				t.Fatalf("%s %d: %d %s", change, i, code, text)
+			}
+		}
+		if state := m.states(t)["iris-v1"]; state != "READY" {
+			t.Fatalf("after load %d it is %s", i, state)
+		}
+	}
+}
+
 func TestRepositoryLoadsAndUnloads(t *testing.T) {
 	t.Parallel()
 	m := startModelMesh(t, gateway.Config{ModelControl: true})

@@ -183,6 +183,7 @@ func (s *set) endLoad(e modelLoaded) {
 		}
 		s.loaded.Store(r.ID, loaded)
 		s.fit(items...)
+		s.reconcile(now, r.ID) // it may have been unloaded and claimed again since the registry heard of it
 	case errors.Is(e.err, runner.ErrCrashed):
 		// RuntimeLost takes the place of this report.
 	case r.State() == modelcache.Loading:
@@ -193,7 +194,7 @@ func (s *set) endLoad(e modelLoaded) {
 // unloadModel unloads a model once the registry does not show it any more.
 func (ms *Models) unloadModel(ctx context.Context, r *modelcache.Replica, lastUse time.Time, isRefused bool) outcome {
 	if !isRefused {
-		err := ms.registry.RemoveReplica(ctx, r.ID, ms.Host, lastUse)
+		err := ms.registry.RemoveLoaded(ctx, r.ID, ms.Host, lastUse)
 		ms.logRegistryError(r.ID, err)
 	}
 	err := ms.Loader.Unload(ctx, r.ID)
