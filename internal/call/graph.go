@@ -39,13 +39,14 @@ type graphRun struct {
 	machine  *graph.Machine
 	pipeline *pipeline.Pipeline
 	memory   *budget.Account
-	hops     map[pipeline.StepName]pipeline.Hop
 	// waiting are pieces that have no place yet, running those that have, with what cancels them.
 	waiting []graph.Start
 	running map[int]context.CancelFunc
 	timers  []graph.Timer
-	// alone is a piece to run on the call's own goroutine, because nothing else runs; nil for none.
-	alone func() endedPiece
+	// alone is a piece to run on the call's own goroutine, because nothing else runs; nil for none. Only
+	// cancel, which ends all, ends it early.
+	alone  func() endedPiece
+	cancel context.CancelCauseFunc
 	// ended receives each piece that ran on its own goroutine, places a free place while isWaiting is true.
 	ended     chan endedPiece
 	places    chan struct{}
@@ -72,7 +73,7 @@ type graphRun struct {
 
 func newGraphRun(p *pipeline.Pipeline, memory *budget.Account) *graphRun {
 	return &graphRun{
-		pipeline: p, memory: memory.Part(), hops: map[pipeline.StepName]pipeline.Hop{}, running: map[int]context.CancelFunc{},
+		pipeline: p, memory: memory.Part(), running: map[int]context.CancelFunc{},
 		ended: make(chan endedPiece), places: make(chan struct{}), metadata: map[string]string{},
 	}
 }
@@ -127,15 +128,12 @@ func addNeeded(to map[pipeline.StepName]bool, steps []pipeline.Step) {
 // runGraph runs the blocks, and returns when no piece is left.
 func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 	g := x.graph
-	ctx, cancel := context.WithCancelCause(ctx)
+	ctx, g.cancel = context.WithCancelCause(ctx)
 	defer g.memory.Close()
 	defer g.pieces.Wait()
-	defer cancel(nil)
+	defer g.cancel(nil)
 	if err := x.keepGraph(ctx); err != nil {
 		return nil, err
-	}
-	for _, hop := range x.env.Route {
-		g.hops[hop.Step] = hop
 	}
 	specs := map[string]*stagev1.Spec{}
 	if x.service.settings.Specs != nil {
@@ -156,7 +154,7 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 			x.summarise()
 			if x.isCancelled() && x.env.StoresResult() {
 				x.service.cancels.store(ctx, x.env)
-				cancel(errBranchEnded)
+				g.cancel(errBranchEnded)
 			}
 			return g.found, err
 		}
@@ -230,9 +228,12 @@ func (x *call) awaitGraph(ctx context.Context) error {
 
 // runAlone runs the piece that runs alone.
 func (x *call) runAlone(ctx context.Context) error {
-	run := x.graph.alone
-	x.graph.alone = nil
+	g := x.graph
+	run := g.alone
+	g.alone = nil
+	x.pending.setInterrupt(func() { g.cancel(nil) })
 	e := run()
+	x.pending.setInterrupt(nil)
 	if f, _ := x.pending.outcome(); f != nil {
 		return f
 	}
@@ -326,31 +327,31 @@ func (x *call) takePlace(ctx context.Context) {
 // startNext starts the first of the pieces that wait; it has a place.
 func (x *call) startNext(ctx context.Context) {
 	g, start, whole := x.graph, x.graph.waiting[0], ctx
+	isAlone := len(g.running) == 0 && len(g.waiting) == 1 && len(g.timers) == 0 && !g.isWaiting && !x.env.StoresResult() && start.Deadline.Equal(x.env.Deadline)
 	g.waiting = g.waiting[1:]
-	ctx, leave := context.WithCancelCause(ctx)
-	ctx, cancel := context.WithDeadline(ctx, start.Deadline)
-	g.running[start.ID] = func() { leave(errBranchEnded) }
 	if g.seq != 0 {
 		g.started = append(g.started, pieceID(x.env.RequestID, start.Path))
 	}
 	span := x.spanOf(parentPath(start.Path), time.Now())
-	run := func() endedPiece {
-		defer leave(nil)
-		defer cancel()
+	run := func(ctx context.Context) endedPiece {
 		out := x.runPiece(ctx, start, span)
 		x.service.pieces.Release(1)
 		out.id = start.ID
 		return out
 	}
-	if len(g.running) == 1 && len(g.waiting) == 0 && len(g.timers) == 0 && !g.isWaiting && !x.env.StoresResult() {
-		g.alone = func() endedPiece {
-			x.pending.setInterrupt(func() { leave(nil) })
-			defer x.pending.setInterrupt(nil)
-			return run()
-		}
+	if isAlone {
+		g.running[start.ID] = func() {}
+		g.alone = func() endedPiece { return run(ctx) }
 		return
 	}
-	g.pieces.Go(func() { g.sendEnded(whole, run()) })
+	ctx, leave := context.WithCancelCause(ctx)
+	ctx, cancel := context.WithDeadline(ctx, start.Deadline)
+	g.running[start.ID] = func() { leave(errBranchEnded) }
+	g.pieces.Go(func() {
+		defer leave(nil)
+		defer cancel()
+		g.sendEnded(whole, run(ctx))
+	})
 }
 
 // pieceID returns the ID of a piece: the same for the same step of the same request.
@@ -372,7 +373,8 @@ func (x *call) runPiece(ctx context.Context, start graph.Start, span trace.Span)
 // waits for a place in a full queue, until the deadline, so that work that was done is not lost.
 func (x *call) tryPiece(ctx context.Context, start graph.Start, span trace.Span) (out endedPiece, hasResult bool) {
 	env := *x.env
-	env.RequestID, env.Path, env.Route = pieceID(x.env.RequestID, start.Path), start.Path, []pipeline.Hop{x.graph.hops[start.Step.Name]}
+	hop := slices.IndexFunc(x.env.Route, func(h pipeline.Hop) bool { return h.Step == start.Step.Name })
+	env.RequestID, env.Path, env.Route = pieceID(x.env.RequestID, start.Path), start.Path, []pipeline.Hop{x.env.Route[hop]}
 	env.Parts, env.Kept, env.Deadline, env.Timings = start.Parts, start.Kept, start.Deadline, nil
 	env.IdempotencyKey, env.StoreResult = "", x.isKept() && x.env.StoreResult
 	env.ExecutionID = pipeline.ExecutionID(env.RequestID) // of a kept graph; others have new ones
@@ -522,6 +524,9 @@ func summed(steps []request.StepTiming) []request.StepTiming {
 
 // withoutIndices returns a path without the indices of items.
 func withoutIndices(path string) string {
+	if strings.IndexByte(path, '[') < 0 {
+		return path
+	}
 	var out strings.Builder
 	for rest := path; ; {
 		before, after, isItem := strings.Cut(rest, "[")

@@ -211,7 +211,7 @@ func (r *Ring) demote(one *record) {
 		to = &r.slow
 		at, _ = slices.BinarySearchFunc(to.records, one.weight, func(r *record, weight float64) int { return cmp.Compare(r.weight, weight) })
 	}
-	if at == 0 && len(to.records) == to.most {
+	if at == 0 && (len(to.records) == to.most || to.bytes+one.bytes() > to.maxBytes) {
 		r.drop(one) // as most
 		return
 	}

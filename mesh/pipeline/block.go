@@ -216,11 +216,13 @@ func (s *Step) Lists() (out []List) {
 	case s.Map != nil:
 		out = append(out, List{"", "map", s.Map.Steps, s.Map.Give})
 	case s.Switch != nil:
+		out = make([]List, 0, len(s.Switch))
 		for i, c := range s.Switch {
+			field := "switch[" + strconv.Itoa(i) + "]"
 			if c.Else != nil {
-				out = append(out, List{"else", fmt.Sprintf("switch[%d].else", i), c.Else, c.Give})
+				out = append(out, List{"else", field + ".else", c.Else, c.Give})
 			} else {
-				out = append(out, List{strconv.Itoa(i + 1), fmt.Sprintf("switch[%d]", i), c.Steps, c.Give})
+				out = append(out, List{strconv.Itoa(i + 1), field, c.Steps, c.Give})
 			}
 		}
 	case s.Split != nil:
