@@ -449,8 +449,7 @@ test-stack: $(STACK_TOOLS) ## Check the compose files and the alerts, and run th
 .PHONY: test-docker
 test-docker: ## Run the compose files on a Docker engine of its own; needs root on Linux
 	@lack=$$(.ci/docker) || { echo "test-docker cannot run here: $$lack" >&2; exit 1; }
-	@$(MAKE) --no-print-directory bin/stagemesh $(CONSUL_BIN)/.built $(DOCKER_BIN)/.built
-	@CGO_ENABLED=0 go build -o bin/nats github.com/nats-io/nats-server/v2
+	@$(MAKE) --no-print-directory stack-programs $(DOCKER_BIN)/.built $(ONNX_PYTHON)/.built >/dev/null
 	@echo "== test on Docker"
 	@go test -vet=off -count=1 -run '^TestDocker' $(STACK)
 

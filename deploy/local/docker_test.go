@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -110,8 +112,9 @@ func (e *engine) output(program string, args ...string) string {
 type standIn struct {
 	// changes are instructions of a Dockerfile.
 	changes []string
-	// programs are paths here, with their libraries, by the path in the image; scripts are texts.
-	programs, scripts map[string]string
+	// programs are paths here, with their libraries, by the path in the image; scripts are texts, and
+	// trees folders of Python modules.
+	programs, scripts, trees map[string]string
 	// folders have an owner, or may be written by everybody where that is 0.
 	folders map[string]int
 }
@@ -154,6 +157,50 @@ cp /prebuilt "$2"`},
 			scripts: map[string]string{"/usr/local/bin/docker-entrypoint.sh": "#!/bin/sh\nset -e\n[ \"$1\" = agent ] && set -- consul \"$@\"\n[ -n \"${CONSUL_DISABLE_PERM_MGMT+x}\" ] || exec su -s /bin/sh consul -c \"$*\"\nexec \"$@\""},
 			folders: map[string]int{"/tmp": 0, "/consul/data": 100},
 		},
+		image("jaeger"): {
+			changes: []string{`ENTRYPOINT ["/cmd/jaeger"]`, "USER 10001", "VOLUME /tmp"}, programs: shell(map[string]string{"/cmd/jaeger": programs["jaeger"]}),
+			folders: map[string]int{"/tmp": 0},
+		},
+		image("prometheus"): {
+			changes: []string{`ENTRYPOINT ["/bin/prometheus"]`, "USER 65534:65534", "VOLUME /prometheus"}, programs: shell(map[string]string{"/bin/prometheus": programs["prometheus"]}),
+			folders: map[string]int{"/prometheus": 65534},
+		},
+		// Nothing but its health.
+		image("grafana"): {
+			changes: []string{path, `ENTRYPOINT ["/run.sh"]`, "USER 472"}, programs: shell(map[string]string{}),
+			scripts: map[string]string{"/public/api/health": "{}", "/run.sh": "#!/bin/sh\ntrap \"exit 0\" TERM\nbusybox httpd -f -p 3000 -h /public &\nwait"},
+			folders: map[string]int{"/tmp": 0, "/var/lib/grafana": 472},
+		},
+	}
+}
+
+// python returns the stand-in of Python's image. Its pip knows the packages that the images install.
+func (e *engine) python() standIn {
+	e.t.Helper()
+	venv, err := testbed.Tools("onnxruntime")
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	paths := strings.Fields(e.output(venv[0], "-c", "import os, sys, sysconfig; print(os.path.realpath(sys.executable), *(sysconfig.get_path(p) for p in ('stdlib', 'purelib')))"))
+	program, library, packages := paths[0], paths[1], paths[2]
+	home := "/usr/local/lib/" + filepath.Base(library)
+	trees := map[string]string{home: library}
+	for _, name := range []string{"numpy", "numpy.libs", "onnxruntime", "flatbuffers", "google", "packaging"} {
+		trees["/packages/"+name] = filepath.Join(packages, name)
+	}
+	busybox, err := exec.LookPath("busybox")
+	install, err2 := exec.LookPath("install")
+	if err := errors.Join(err, err2); err != nil {
+		e.t.Fatal(err)
+	}
+	return standIn{
+		changes: []string{"ENV PATH=/usr/local/bin:/usr/bin:/bin", "ENV PYTHONPATH=" + home + "/installed"}, trees: trees,
+		programs: map[string]string{"/bin/busybox": busybox, "/usr/bin/install": install, "/usr/local/bin/python3": program},
+		scripts: map[string]string{"/usr/local/bin/pip": `#!/bin/sh
+[ "$1 $2" = "install --no-cache-dir" ] || exit 1
+mkdir -p ` + home + `/installed && cp -r /packages/numpy* ` + home + `/installed
+case "$*" in *onnxruntime*) cp -r /packages/* ` + home + `/installed;; esac`},
+		folders: map[string]int{"/tmp": 0},
 	}
 }
 
@@ -213,12 +260,36 @@ func (s standIn) write(to io.Writer) error {
 			return err
 		}
 	}
-	paths := map[string]string{}
-	for path, program := range s.programs {
-		paths[path] = program
+	paths := maps.Clone(s.programs)
+	for image, folder := range s.trees {
+		err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+			switch name := d.Name(); {
+			case err != nil:
+				return err
+			case name == "site-packages" || name == "test" || name == "__pycache__":
+				return fs.SkipDir
+			case d.Type().IsRegular():
+				paths[image+strings.TrimPrefix(path, folder)] = path
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
+	isThere := map[string]bool{}
+	for _, program := range paths {
+		isThere[program] = true
+	}
+	for path, program := range maps.Clone(paths) {
+		if _, isProgram := s.programs[path]; !isProgram && !strings.Contains(path, ".so") {
+			continue
+		}
 		out, _ := exec.Command("ldd", program).Output() //nolint:noctx // a static program has none, and ldd fails
 		for _, found := range library.FindAllStringSubmatch(string(out), -1) {
-			paths[found[1]] = found[1]
+			if needed := filepath.Clean(found[1]); !isThere[needed] {
+				paths[needed], isThere[needed] = needed, true
+			}
 		}
 	}
 	for path, program := range paths {
@@ -238,7 +309,7 @@ func (s standIn) write(to io.Writer) error {
 		}
 	}
 	if _, ok := s.programs["/bin/busybox"]; ok {
-		for _, applet := range []string{"sh", "wget", "cp", "su"} {
+		for _, applet := range []string{"sh", "wget", "cp", "su", "mkdir"} {
 			if err := add(tar.Header{Typeflag: tar.TypeSymlink, Name: "/bin/" + applet, Linkname: "/bin/busybox", Mode: 0o777}, nil); err != nil {
 				return err
 			}
@@ -337,20 +408,16 @@ func (l *traffic) end() []string {
 	return l.wrong
 }
 
-// Monitoring is left out: its images and programs are other projects'.
 func TestDockerRunsTheStack(t *testing.T) {
 	e := startEngine(t)
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	ports, err := testbed.FreePorts(1)
+	ports, err := testbed.FreePorts(4)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.env = append(e.env, fmt.Sprintf("GATEWAY_PORT=%d-%d", ports[0], ports[0]+9))
-	consul, err := testbed.Tools("consul")
-	if err != nil {
-		t.Fatal(err)
-	}
-	built, err := programsOf(append(consul, root+"/bin/stagemesh", root+"/bin/nats"))
+	e.env = append(e.env, fmt.Sprintf("GATEWAY_PORT=%d-%d", ports[0], ports[0]+9), "COMPOSE_PROFILES=monitoring",
+		fmt.Sprintf("JAEGER_PORT=%d", ports[1]), fmt.Sprintf("PROMETHEUS_PORT=%d", ports[2]), fmt.Sprintf("GRAFANA_PORT=%d", ports[3]))
+	built, err := programsOf(programs(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -364,7 +431,7 @@ func TestDockerRunsTheStack(t *testing.T) {
 	first := e.containers()
 	e.do("up", "--build", "--wait")
 	second := e.containers()
-	for _, service := range []string{"classify", "consul", "decode", "gateway", "label", "nats"} {
+	for _, service := range []string{"classify", "consul", "decode", "gateway", "grafana", "jaeger", "label", "nats", "prometheus"} {
 		if was, now := first[service], second[service]; len(was) != 1 || len(now) != 1 || was[0].ID != now[0].ID {
 			t.Errorf("a second up recreates %s: %v, %v", service, was, now)
 		}
@@ -376,6 +443,8 @@ func TestDockerRunsTheStack(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	awaitTrace(t, "http://"+e.do("port", "jaeger", "16686"))
+	awaitTargets(t, "http://"+e.do("port", "prometheus", "9090"), 4)
 
 	scaled := startTraffic(t, gateway)
 	e.do("up", "--wait", "--no-recreate", "--scale", "classify=3")
@@ -413,9 +482,36 @@ func TestDockerRunsTheStack(t *testing.T) {
 		t.Errorf("a second gateway: %v", err)
 	}
 	e.checkStop()
+	e.end()
+
+	e.load("python:3.13-slim", e.python())
+	e.env = append(e.env, "COMPOSE_PROFILES=")
+	for variant, engine := range map[string]string{"python": "-", "onnx": "onnxruntime"} {
+		e.env = append(e.env, "COMPOSE_FILE=docker-compose.yml:deploy/compose/"+variant+".yml")
+		e.do("up", "--build", "--wait")
+		e.checkPrivileges()
+		gateway := "http://" + e.do("port", "gateway", "8080")
+		for number := range 50 {
+			if err := read(t.Context(), gateway, number); err != nil {
+				t.Errorf("%s: %v", variant, err)
+			}
+		}
+		if status := e.do("exec", "-T", "gateway", "stagemesh", "status"); !strings.Contains(status, engine) {
+			t.Errorf("%s: stagemesh status shows\n%s", variant, status)
+		}
+		if processes := e.do("top", "classify"); !strings.Contains(processes, "python3") {
+			t.Errorf("%s: classify runs\n%s", variant, processes)
+		}
+		e.end()
+	}
+}
+
+// end removes the stack, of which no volume is left.
+func (e *engine) end() {
+	e.t.Helper()
 	e.do("down", "-v")
 	if left := e.docker("volume", "ls", "-q"); left != "" {
-		t.Errorf("volumes are left: %s", left)
+		e.t.Errorf("volumes are left: %s", left)
 	}
 }
 
@@ -425,7 +521,7 @@ func (e *engine) checkStop() {
 	e.do("stop")
 	stopped := e.containers()
 	at := func(service string) time.Time { return stopped[service][0].State.FinishedAt }
-	for _, pair := range [][2]string{{"gateway", "decode"}, {"gateway", "classify"}, {"gateway", "label"}, {"decode", "nats"}, {"label", "consul"}} {
+	for _, pair := range [][2]string{{"gateway", "decode"}, {"gateway", "classify"}, {"gateway", "label"}, {"decode", "nats"}, {"label", "consul"}, {"gateway", "jaeger"}, {"classify", "jaeger"}} {
 		if at(pair[0]).After(at(pair[1])) {
 			e.t.Errorf("%s stopped after %s", pair[0], pair[1])
 		}

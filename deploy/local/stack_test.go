@@ -154,17 +154,30 @@ func ask(t *testing.T, prometheus, query string) []float64 {
 	return out
 }
 
-// awaitTargets waits until Prometheus scrapes as many processes of ours, and no target is down.
-func (s *stack) awaitTargets(t *testing.T, want int) {
+// awaitTargets waits until a Prometheus scrapes as many processes of ours, and no target is down.
+func awaitTargets(t *testing.T, prometheus string, want int) {
 	t.Helper()
 	begin := time.Now()
 	testbed.Eventually(t, fmt.Sprintf("%d targets are up", want), func() bool {
-		status, body := testbed.Get(t, s.url("prometheus", 9090)+"/api/v1/targets?state=active")
+		status, body := testbed.Get(t, prometheus+"/api/v1/targets?state=active")
 		return status == http.StatusOK && strings.Count(body, `"health":`) == want && strings.Count(body, `"health":"up"`) == want
 	})
 	if took := time.Since(begin); took > 15*time.Second {
 		t.Errorf("Prometheus took %s to find %d targets", took, want)
 	}
+}
+
+// awaitTrace waits until a Jaeger has the whole tree of a request for a digit.
+func awaitTrace(t *testing.T, jaeger string) {
+	t.Helper()
+	testbed.Eventually(t, "Jaeger has the whole tree of a request", func() bool {
+		status, body := testbed.Get(t, jaeger+"/api/traces?service=digits-gateway&limit=1")
+		complete := status == http.StatusOK && strings.Count(body, `"operationName":`) == 17
+		for _, service := range []string{"gateway", "decode", "classify", "label"} {
+			complete = complete && strings.Contains(body, `"serviceName":"digits-`+service+`"`)
+		}
+		return complete
+	})
 }
 
 func TestStackServesScalesAndShowsMetrics(t *testing.T) {
@@ -181,15 +194,9 @@ func TestStackServesScalesAndShowsMetrics(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	s.awaitTargets(t, 4)
-	testbed.Eventually(t, "Jaeger has the whole tree of a request", func() bool {
-		status, body := testbed.Get(t, s.url("jaeger", 16686)+"/api/traces?service=digits-gateway&limit=1")
-		complete := status == http.StatusOK && strings.Count(body, `"operationName":`) == 17
-		for _, service := range []string{"gateway", "decode", "classify", "label"} {
-			complete = complete && strings.Contains(body, `"serviceName":"digits-`+service+`"`)
-		}
-		return complete
-	})
+	prometheus := s.url("prometheus", 9090)
+	awaitTargets(t, prometheus, 4)
+	awaitTrace(t, s.url("jaeger", 16686))
 
 	loaded, end := context.WithCancel(t.Context())
 	defer end()
@@ -216,7 +223,7 @@ func TestStackServesScalesAndShowsMetrics(t *testing.T) {
 	}
 	added := process.New(slog.New(slog.DiscardHandler), replicas...)
 	started(t, added)
-	s.awaitTargets(t, 6)
+	awaitTargets(t, prometheus, 6)
 	testbed.Eventually(t, "each replica works", func() bool {
 		return len(s.query(t, `rate(stagemesh_stage_items_total{stage="classify", outcome="output"}[15s]) > 0`)) == 3
 	})
@@ -230,7 +237,7 @@ func TestStackServesScalesAndShowsMetrics(t *testing.T) {
 	if err := added.Stop(); err != nil {
 		t.Error(err)
 	}
-	s.awaitTargets(t, 4)
+	awaitTargets(t, prometheus, 4)
 	end()
 	callers.Wait()
 	t.Logf("%d answers", answers.Load())
