@@ -3,8 +3,9 @@ import { Code, ConnectError } from "@connectrpc/connect";
 import { Cancelled, Disconnected, faultOfReason, InvalidAnswer } from "./faults.js";
 import { BadRequestSchema, ErrorInfoSchema, RetryInfoSchema } from "./gen/google/rpc/error_details_pb.js";
 import { milliseconds } from "./values.js";
-// Causes of failed connections, matched by Node's error code or OpenSSL's message: final (a retry does not help),
-// unsent (the gateway cannot have the request) or sent (it may have it), and advice. The first match wins.
+// Causes of failed connections, matched by Node's error code with its system call, or by OpenSSL's message: final (a
+// retry does not help), unsent (the gateway cannot have the request) or sent (it may have it), and advice. The first
+// match wins. A network that ends, such as by EHOSTUNREACH, leaves a request unsent in the system call connect alone.
 const CAUSES = [
     [/CERT_HAS_EXPIRED|CERT_NOT_YET_VALID/, "final", "the certificate is not valid now: renew it, or set the clock of this machine"],
     [/ALTNAME_INVALID|HOSTNAME_MISMATCH/, "final", "the certificate is for other names: use one of them in the URL"],
@@ -23,14 +24,14 @@ const CAUSES = [
     ],
     [/before secure TLS/, "unsent", "the connection ended before TLS began: a proxy, or a port of another protocol, may have closed it"],
     [
+        /^(ECONNREFUSED|ENOTFOUND|EAI_AGAIN|UND_ERR_CONNECT_TIMEOUT)\b|^E\w+ connect\b/,
+        "unsent",
+        "look at the host and the port of the URL, and whether the gateway runs",
+    ],
+    [
         /^(ECONNRESET|EPIPE|UND_ERR_SOCKET|ERR_HTTP2)|http.2 stream closed/,
         "sent",
         "the gateway, or a proxy before it, has ended the connection; if every try fails like this and the port has TLS, use https://",
-    ],
-    [
-        /^(ECONNREFUSED|ENOTFOUND|EAI_AGAIN|EHOSTUNREACH|ENETUNREACH|UND_ERR_CONNECT_TIMEOUT)\b/,
-        "unsent",
-        "look at the host and the port of the URL, and whether the gateway runs",
     ],
     [/^ERR_(SSL|TLS)_/, "final", "TLS fails: compare the settings of both ends"],
 ];
@@ -58,8 +59,10 @@ export function faultOf(error, signal) {
         return faultOfReason("the deadline passed before the answer", { reason: "DEADLINE_EXCEEDED", cause: error });
     }
     const chain = [];
-    for (let cause = error; cause instanceof Error && !chain.includes(cause); cause = cause.cause) {
+    // Node tries all addresses of a host, and throws an AggregateError if none answers.
+    for (let cause = error; cause instanceof Error && !chain.includes(cause);) {
         chain.push(cause);
+        cause = cause.cause ?? (cause instanceof AggregateError ? cause.errors[0] : undefined);
     }
     // What fetch throws is a TypeError, also where a body breaks off.
     if (!BROKEN.includes(error.code) && !(error.cause instanceof TypeError) && !chain.some((one) => typeof one.code === "string")) {
@@ -67,9 +70,9 @@ export function faultOf(error, signal) {
     }
     // OpenSSL's message is "<ID>:error:<number>:SSL routines:<function>:<reason>:<place>"; keep the reason.
     const texts = chain.map((one) => one.message.replace(/\w+:error:\w+:[^:]*:[^:]*:([^:]*):[^]*/, "$1").replace(/[:\s]+$/, ""));
-    const known = chain.map(({ code: of, message }, i) => `${String(of)} ${/SSL|TLS|http.2/.test(message) ? texts[i] : ""}`);
+    const known = chain.map(({ code: of, syscall = "", message }, i) => `${String(of)} ${String(syscall)} ${/SSL|TLS|http.2/.test(message) ? texts[i] : ""}`);
     const [, kind, todo] = CAUSES.find(([one]) => known.some((text) => one.test(text))) ?? [, "sent"];
     const metadata = kind === "final" ? { final: "true" } : {};
-    const message = `no connection, or it broke: ${texts.slice(chain.length > 1 ? 1 : 0).join(": ")}`;
+    const message = `no connection, or it broke: ${texts.slice(chain.length > 1 ? 1 : 0).filter(Boolean).join(": ")}`;
     return new Disconnected(todo === undefined ? message : `${message}; ${todo}`, kind === "sent", { metadata, cause: error });
 }

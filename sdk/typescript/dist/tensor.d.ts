@@ -45,8 +45,14 @@ export declare class Tensor<D extends Datatype = Datatype> {
     toArray(): Nested;
     /** The elements of a tensor of BYTES as text, in row-major order. */
     texts(): string[];
-    /** The datatype, the shape and the first elements; bytes as text. */
+    /** The datatype, the shape and the first elements; bytes as text, or in hex if they are none. */
     toString(): string;
+    /** The form of JSON, for JSON.stringify; numbers that JSON has not are text, bytes as in toString. */
+    toJSON(): {
+        datatype: D;
+        shape: readonly number[];
+        data: readonly (number | boolean | string)[];
+    };
     private elements;
 }
 /** Returns a tensor of one axis over a typed array; throws TypeError if it is none of a datatype. */

@@ -53,12 +53,16 @@ export class Tensor {
         }
         return this.data.map((element) => new TextDecoder().decode(element));
     }
-    /** The datatype, the shape and the first elements; bytes as text. */
+    /** The datatype, the shape and the first elements; bytes as text, or in hex if they are none. */
     toString() {
         const most = 50;
-        const first = this.data.length > most ? new Tensor(this.datatype, this.data.slice(0, most)) : this;
-        const plain = (_, one) => (one instanceof Uint8Array ? new TextDecoder().decode(one) : typeof one === "bigint" ? Number(one) : one);
-        return `${this.datatype}[${this.shape.join(", ")}] ${JSON.stringify(first.toArray(), plain)}`;
+        const isCut = this.data.length > most;
+        const first = isCut ? new Tensor(this.datatype, this.data.slice(0, most)) : this;
+        return `${this.datatype}[${this.shape.join(", ")}] ${write(first.toArray())}${isCut ? "..." : ""}`;
+    }
+    /** The form of JSON, for JSON.stringify; numbers that JSON has not are text, bytes as in toString. */
+    toJSON() {
+        return { datatype: this.datatype, shape: this.shape, data: this.elements().map(jsonOf) };
     }
     elements() {
         const half = HALVES[this.datatype];
@@ -67,6 +71,32 @@ export class Tensor {
             return all.map((bits) => fromHalf(bits, ...half));
         }
         return this.datatype === "BOOL" ? all.map(Boolean) : all;
+    }
+}
+/** Returns elements as text. JSON has no bigints, no NaN, and another form of a Buffer. */
+function write(value) {
+    if (Array.isArray(value)) {
+        return `[${value.map(write).join(",")}]`;
+    }
+    return value instanceof Uint8Array ? JSON.stringify(textOf(value)) : String(value);
+}
+function jsonOf(one) {
+    if (typeof one === "boolean" || typeof one === "string") {
+        return one;
+    }
+    if (one instanceof Uint8Array) {
+        return textOf(one);
+    }
+    const isNumber = typeof one === "bigint" ? Number.isSafeInteger(Number(one)) : Number.isFinite(one);
+    return isNumber ? Number(one) : String(one);
+}
+function textOf(bytes) {
+    try {
+        return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes);
+    }
+    catch {
+        const hex = Array.from(bytes.subarray(0, 16), (one) => one.toString(16).padStart(2, "0")).join(" ");
+        return `${bytes.length} bytes: ${hex}${bytes.length > 16 ? " ..." : ""}`;
     }
 }
 function sizeOf(shape) {

@@ -81,12 +81,17 @@ export class Tensor<D extends Datatype = Datatype> {
     return (this.data as readonly Uint8Array[]).map((element) => new TextDecoder().decode(element));
   }
 
-  /** The datatype, the shape and the first elements; bytes as text. */
+  /** The datatype, the shape and the first elements; bytes as text, or in hex if they are none. */
   toString(): string {
     const most = 50;
-    const first = this.data.length > most ? new Tensor(this.datatype, this.data.slice(0, most) as TensorData<D>) : this;
-    const plain = (_: string, one: unknown): unknown => (one instanceof Uint8Array ? new TextDecoder().decode(one) : typeof one === "bigint" ? Number(one) : one);
-    return `${this.datatype}[${this.shape.join(", ")}] ${JSON.stringify(first.toArray(), plain)}`;
+    const isCut = this.data.length > most;
+    const first = isCut ? new Tensor(this.datatype, this.data.slice(0, most) as TensorData<D>) : this;
+    return `${this.datatype}[${this.shape.join(", ")}] ${write(first.toArray())}${isCut ? "..." : ""}`;
+  }
+
+  /** The form of JSON, for JSON.stringify; numbers that JSON has not are text, bytes as in toString. */
+  toJSON(): { datatype: D; shape: readonly number[]; data: readonly (number | boolean | string)[] } {
+    return { datatype: this.datatype, shape: this.shape, data: this.elements().map(jsonOf) };
   }
 
   private elements(): TensorElement[] {
@@ -96,6 +101,34 @@ export class Tensor<D extends Datatype = Datatype> {
       return all.map((bits) => fromHalf(bits as number, ...half));
     }
     return this.datatype === "BOOL" ? all.map(Boolean) : all;
+  }
+}
+
+/** Returns elements as text. JSON has no bigints, no NaN, and another form of a Buffer. */
+function write(value: Nested): string {
+  if (Array.isArray(value)) {
+    return `[${value.map(write).join(",")}]`;
+  }
+  return value instanceof Uint8Array ? JSON.stringify(textOf(value)) : String(value);
+}
+
+function jsonOf(one: TensorElement): number | boolean | string {
+  if (typeof one === "boolean" || typeof one === "string") {
+    return one;
+  }
+  if (one instanceof Uint8Array) {
+    return textOf(one);
+  }
+  const isNumber = typeof one === "bigint" ? Number.isSafeInteger(Number(one)) : Number.isFinite(one);
+  return isNumber ? Number(one) : String(one);
+}
+
+function textOf(bytes: Uint8Array): string {
+  try {
+    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes);
+  } catch {
+    const hex = Array.from(bytes.subarray(0, 16), (one) => one.toString(16).padStart(2, "0")).join(" ");
+    return `${bytes.length} bytes: ${hex}${bytes.length > 16 ? " ..." : ""}`;
   }
 }
 

@@ -53,6 +53,12 @@ test("inputs come back", async () => {
   assert.deepEqual([answer.pipeline, answer.timeline.steps.map((step) => step.stage)], ["echo", ["echo"]]);
   assert.ok(answer.timeline.totalMs > 0 && answer.timeline.steps[0].runMs >= 0 && answer.requestId !== "");
   assert.match(String(answer.timeline), /step +queue +batch +run +batch of\n +e +/);
+  const lines = String(answer);
+  for (const line of ['tensor  INT16[2, 2] [[1,2],[3,4]]', 'half  FP16[2] [0.5,Infinity]', 'words  BYTES[2] ["a","1 bytes: ff"]', 'large  INT64[1] [-9223372036854775808]', 'raw  2 bytes']) {
+    assert.ok(lines.includes(`\n  ${line}\n`), lines);
+  }
+  const { words, large } = JSON.parse(JSON.stringify(answer)).outputs;
+  assert.deepEqual([words.data, large], [["a", "1 bytes: ff"], { datatype: "INT64", shape: [1], data: ["-9223372036854775808"] }]);
   const few = await mesh.infer("echo", inputs, { outputs: ["raw"] });
   assert.deepEqual(Object.keys(few.outputs), ["raw"]);
 });

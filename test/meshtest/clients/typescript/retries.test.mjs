@@ -4,8 +4,11 @@
 // first is "id", an input that names a series of tries, and the pipeline "seen" says what came of it.
 // FAULTS is docs/faults.md.
 import assert from "node:assert/strict";
+import diagnostics from "node:diagnostics_channel";
+import { once } from "node:events";
 import { readFileSync } from "node:fs";
 import http from "node:http";
+import net from "node:net";
 import { test } from "node:test";
 import { createConnectTransport } from "@connectrpc/connect-node";
 import * as client from "@stagemesh/client";
@@ -148,6 +151,30 @@ test("a gateway that cannot be reached is disconnected", async () => {
   assert.deepEqual([fault.reason, fault.sent, fault.retryable, fault.key], ["DISCONNECTED", false, true, ""]);
 });
 
+// As where a router loses its way: before the connection is made, and when the request is sent.
+test("a network that ends has not the request only before the connection", async (t) => {
+  let fail;
+  const server = net.createServer((socket) => socket.on("error", () => {}).once("data", () => fail()));
+  await once(server.listen(0, "127.0.0.1"), "listening");
+  t.after(() => server.close());
+  const url = `http://localhost:${server.address().port}`;
+  for (const code of ["EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "ETIMEDOUT"]) {
+    for (const syscall of ["connect", "read", "write"]) {
+      const watch = ({ socket }) => {
+        fail = () => socket.destroy(Object.assign(new Error(`${syscall} ${code}`), { code, syscall }));
+        if (syscall === "connect") {
+          socket.once("lookup", fail);
+        }
+      };
+      diagnostics.subscribe("net.client.socket", watch);
+      const fault = await faultOf(meshAt(url).infer("echo", { id: "1" }, { retries: 0 }));
+      diagnostics.unsubscribe("net.client.socket", watch);
+      assert.deepEqual([fault.reason, fault.sent, fault.retryable], ["DISCONNECTED", syscall !== "connect", true], `${syscall} ${code}: ${fault}`);
+      assert.match(fault.message, new RegExp(`${syscall} ${code}`));
+    }
+  }
+});
+
 test("answers of others are not taken for faults", async (t) => {
   const answers = {
     404: { "Content-Type": "text/html" },
@@ -286,6 +313,21 @@ test("tensors hold only what they can", () => {
   assert.deepEqual(new Tensor("BOOL", [true, 0], [1, 2]).toArray(), [[true, false]]);
   assert.deepEqual(new Tensor("BYTES", ["\u00e9", "b"]).texts(), ["\u00e9", "b"]);
   assert.deepEqual(new Tensor("INT64", [1, 2n]).data, BigInt64Array.of(1n, 2n));
+});
+
+test("tensors are printed whatever they hold", () => {
+  const bytes = [Buffer.from("h\u00e9"), Uint8Array.from({ length: 20 }, () => 0xff)];
+  for (const [datatype, data, text, json] of [
+    ["INT64", [2n ** 53n + 1n, 1n], "[9007199254740993,1]", ["9007199254740993", 1]],
+    ["FP32", [NaN, -Infinity, 0.5], "[NaN,-Infinity,0.5]", ["NaN", "-Infinity", 0.5]],
+    ["BOOL", [true, false], "[true,false]", [true, false]],
+    ["BYTES", bytes, `["h\u00e9","20 bytes: ${"ff ".repeat(16)}..."]`, ["h\u00e9", `20 bytes: ${"ff ".repeat(16)}...`]],
+  ]) {
+    const tensor = new Tensor(datatype, data);
+    assert.equal(String(tensor), `${datatype}[${data.length}] ${text}`);
+    assert.deepEqual(JSON.parse(JSON.stringify(tensor)).data, json);
+  }
+  assert.match(String(new Tensor("INT8", new Int8Array(60), [6, 10])), /^INT8\[6, 10\] \[(0,){49}0\]\.\.\.$/);
 });
 
 test("half floats are rounded as IEEE 754 has it", () => {
