@@ -3,13 +3,19 @@ package clients
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -139,6 +145,7 @@ func TestClientOfThePythonSDKKeepsItsPromises(t *testing.T) {
 		return nil, fronttest.Fault(fault.Reason(r.Pipeline))
 	}}, nil, transport.Settings{}))
 	t.Cleanup(faults.Close)
+	strict, strangers := serveCertified(t)
 	var reasons []string
 	for _, r := range fault.Reasons() {
 		reasons = append(reasons, string(r))
@@ -152,8 +159,36 @@ func TestClientOfThePythonSDKKeepsItsPromises(t *testing.T) {
 	cmd.Dir = "python"
 	cmd.Env = append(os.Environ(), "PYTHONPATH="+folder, "MESH=https://"+mesh.listen, "MESH_CA="+mesh.authority, "MESH_TOKEN=sesame",
 		"MESH_FAULTS="+faults.URL, "MESH_REASONS="+strings.Join(reasons, " "))
+	cmd.Env = append(cmd.Env, strict...)
 	said, err := mesh.run(t, cmd)
 	if err != nil || !strings.Contains(said, "\nOK\n") || slices.Contains(strings.Fields(said), "skipped") {
 		t.Errorf("%v\n%s", err, said)
 	}
+	if n := strangers.Load(); n != 2 {
+		t.Errorf("of two calls without a certificate there are %d connections", n)
+	}
+}
+
+// serveCertified serves a gateway's front to clients with a certificate. It returns where, and with which
+// certificates, as the environment of a test, and the count of connections without one.
+func serveCertified(t *testing.T) (environment []string, strangers *atomic.Int64) {
+	t.Helper()
+	authority := testbed.NewAuthority(t)
+	cert, key := authority.Certificate("client")
+	server := httptest.NewUnstartedServer(rest.New(&fronttest.Caller{}, nil, transport.Settings{}))
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	server.TLS = authority.Server("127.0.0.1")
+	server.TLS.ClientAuth, server.TLS.MinVersion = tls.RequireAnyClientCert, tls.VersionTLS13
+	strangers = &atomic.Int64{}
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		switch state {
+		case http.StateNew:
+			strangers.Add(1)
+		case http.StateActive:
+			strangers.Add(-1)
+		}
+	}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return []string{"STRICT=" + server.URL, "STRICT_CA=" + authority.File, "STRICT_CERT=" + cert, "STRICT_KEY=" + key}, strangers
 }

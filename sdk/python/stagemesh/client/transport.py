@@ -202,10 +202,12 @@ _HANDSHAKE = (
     ("WRONG_VERSION_NUMBER|PACKET_LENGTH|RECORD_LAYER", "the port does not speak TLS: use http://, or another port"),
     ("PROTOCOL", "there is no common version of TLS: a gateway takes 1.2 and 1.3"),
     (
-        "CERTIFICATE|HANDSHAKE_FAILURE",
-        "the port requires a client certificate: pass ca= an ssl.SSLContext that has one",
+        "CERTIFICATE|UNKNOWN_CA|ACCESS_DENIED|HANDSHAKE_FAILURE",
+        "the port requires a valid client certificate: pass ca= an ssl.SSLContext that has one",
     ),
 )
+# How a server refuses a client's certificate: with TLS 1.3 after the handshake, while the request is sent or read.
+_REFUSED = "ALERT_.*(CERTIFICATE|UNKNOWN_CA|ACCESS_DENIED)"
 
 
 def _no_connection(url: str, error: Exception) -> Disconnected:
@@ -243,6 +245,8 @@ class _Exchange:
             self._interrupt.check()
             if isinstance(error, socket.timeout):  # TimeoutError since Python 3.10
                 self._clock.left()
+            if isinstance(error, ssl.SSLError) and re.search(_REFUSED, str(error)):
+                raise _no_connection(self._transport.endpoint.url, error) from error
             what = f"the connection to {self._transport.endpoint.url} broke: {str(error) or type(error).__name__}"
             raise disconnected(what, sent=True) from error
 

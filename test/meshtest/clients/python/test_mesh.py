@@ -3,13 +3,14 @@
 MESH is the URL of a mesh with the pipelines echo, slow, words and picture, with the token
 MESH_TOKEN and a certificate that MESH_CA has issued. It restarts after a line "restart", and then
 sends a line. MESH_FAULTS is the URL of a gateway whose pipelines fail with the reason of their
-names, MESH_REASONS.
+names, MESH_REASONS. STRICT is the URL of one that wants a client certificate, with files for both ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import sys
 import tempfile
 import threading
@@ -88,6 +89,18 @@ class PromisesTest(unittest.TestCase):
             self.assertIn(
                 "CERTIFICATE_VERIFY_FAILED", str(self.fails(client.Disconnected, stranger.infer, "echo", x=b"1"))
             )
+
+    def test_client_certificate_is_asked_for_at_once(self) -> None:
+        trusting = ssl.create_default_context(cafile=os.environ["STRICT_CA"])
+        with Mesh(os.environ["STRICT"], ca=trusting) as stranger:
+            # The refusal comes after the handshake: while the request is sent, or when the answer is read.
+            for data in (b"1", bytes(4 << 20)):
+                error = self.fails(client.Disconnected, stranger.infer, "echo", x=data)
+                self.assertIn("a valid client certificate: pass ca= an ssl.SSLContext that has one", str(error))
+                self.assertEqual((error.retryable, error.sent), (False, False))
+        trusting.load_cert_chain(os.environ["STRICT_CERT"], os.environ["STRICT_KEY"])
+        with Mesh(os.environ["STRICT"], ca=trusting) as known:
+            self.assertEqual(known.infer("echo", x="1").value, "1")
 
     def test_deadline_is_the_gateways(self) -> None:
         error = self.fails(client.DeadlineExceeded, self.mesh.with_options(timeout=0.3).infer, "slow", x=b"1")
