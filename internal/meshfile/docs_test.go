@@ -3,7 +3,6 @@ package meshfile_test
 import (
 	"fmt"
 	"maps"
-	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
@@ -32,42 +31,10 @@ const (
 	blocksReference = "../../docs/graphs.md"
 )
 
-func pages(t *testing.T) []string {
-	t.Helper()
-	out := []string{"../../README.md"}
-	docs, err := filepath.Glob("../../docs/*.md")
-	if err != nil || len(docs) == 0 {
-		t.Fatalf("docs: %v, %v", docs, err)
-	}
-	return append(out, docs...)
-}
-
 func text(t *testing.T, page string) string {
 	t.Helper()
 	data := testbed.ReadFile(t, page)
 	return string(data)
-}
-
-var yamlBlock = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
-
-// Every block that names a mesh is a file that Parse takes.
-func TestDocumentedFilesAreValid(t *testing.T) {
-	t.Parallel()
-	taken := 0
-	for _, page := range pages(t) {
-		for i, match := range yamlBlock.FindAllStringSubmatch(text(t, page), -1) {
-			if !strings.Contains("\n"+match[1], "\nmesh:") {
-				continue
-			}
-			taken++
-			if _, err := meshfile.Parse(page, []byte(match[1]), filepath.Dir(page), runners.All()...); err != nil {
-				t.Errorf("block %d: %v", i+1, err)
-			}
-		}
-	}
-	if taken == 0 {
-		t.Error("no file was found")
-	}
 }
 
 // settings lists the settings of each kind of runner.

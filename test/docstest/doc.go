@@ -7,9 +7,14 @@
 //     there, its table of packages is the tree's, and docs/operations.md has
 //     every metric.
 //   - code_test.go: every Go block is code of a test in this repository.
-//   - clients_test.go and runners_test.go are that code: examples that run
+//   - run_test.go: every other block of docs/*.md and the READMEs of the root and
+//     of sdk/typescript runs as it stands, in the order of its page. Mesh files pass
+//     `config check`, parts of one in a frame around them. Scripts and commands run
+//     on a mesh, and exit with 0. Outputs are like what a command before them has
+//     printed. rules_test.go has what is special: the mesh of a block, what it has
+//     to print, or why it does not run. A new block needs a rule only then.
+//   - clients_test.go and runners_test.go are code of pages: examples that run
 //     against a mesh of their own.
 //
-// internal/meshfile does the same for configuration files. There is nothing to
-// import: the package has tests only.
+// There is nothing to import: the package has tests only.
 package docstest

@@ -2,6 +2,7 @@ package docstest
 
 import (
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,7 +12,12 @@ import (
 	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		_ = program.Remove()
+		os.Exit(code) //nolint:forbidigo // this is main
+	}))
+}
 
 // repository is the root, from this package's folder.
 const repository = "../.."
