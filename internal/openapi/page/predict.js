@@ -476,11 +476,14 @@
     const args = parts.every((one) => isWord(one.name)) ? parts.map((one) => `${one.name}=${value(one)}`).join(", ")
       : `{${parts.map((one) => `${JSON.stringify(one.name)}: ${value(one)}`).join(", ")}}`;
     const call = `(${JSON.stringify(spec.pipeline)}, ${args})`;
+    // Pieces of one text are written on; those of several outputs are named.
+    const isText = spec.outputs?.length === 1 && !spec.outputs[0].optional && kindOf(spec.outputs[0]) === "text";
+    const printing = isText ? 'print(chunk.value, end="", flush=True)' : "print(chunk)";
     return [
       token === "" ? "" : "import os\n\n",
       `from stagemesh.client import Mesh${parts.some((one) => one.kind === "tensor") ? ", Tensor" : ""}\n\n`,
       `mesh = Mesh(${JSON.stringify(root)}${token === "" ? "" : ', token=os.environ["STAGEMESH_TOKEN"]'})\n`,
-      spec.stream ? `with mesh.stream${call} as stream:\n    for chunk in stream:\n        print(chunk.value, end="", flush=True)\nprint(stream.answer)\n` : `print(mesh.infer${call})\n`,
+      spec.stream ? `with mesh.stream${call} as stream:\n    for chunk in stream:\n        ${printing}\nprint(stream.answer)\n` : `print(mesh.infer${call})\n`,
     ].join("");
   }
 

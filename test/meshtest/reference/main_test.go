@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -114,7 +115,28 @@ func spell() *inproc.Runner {
 	})
 }
 
-// mesh starts a mesh that knows digits, threads, shouting, spelling and listening, and has a
+// letters returns a runner that streams the letters of a word with their places, as two outputs.
+func letters() *inproc.Runner {
+	spec := of(text("word"), text("letter"), "ab")
+	spec.Stream, spec.Outputs = true, append(spec.Outputs, jsonPart("place", `{"type": "integer"}`))
+	return inproc.New(inproc.Settings{Spec: spec}, func(_ context.Context, b runner.Batch, sink runner.Sink) error {
+		parts := func(letter string, place int) []payload.Part {
+			return []payload.Part{payload.OfBlob("letter", "text/plain", []byte(letter)), payload.OfBlob("place", "application/json", []byte(strconv.Itoa(place)))}
+		}
+		for i, item := range b.Items {
+			word := string(item.Inputs[0].Blob.Data)
+			for at := range word {
+				_ = sink.Chunk(i, parts(word[at:at+1], at))
+			}
+			if err := sink.SetOutcome(i, runner.Output(parts(word, len(word))...)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// mesh starts a mesh that knows digits, threads, shouting, spelling, letters and listening, and has a
 // pipeline through a stage that nobody serves. The edits change its file first.
 func mesh(t *testing.T, edits ...func(*meshfile.File)) *stagemesh.Mesh {
 	t.Helper()
@@ -125,12 +147,12 @@ func mesh(t *testing.T, edits ...func(*meshfile.File)) *stagemesh.Mesh {
 	file.OpenAI.Chat = map[string]string{"listen": "only-listen"}
 	file.OpenAI.Completions = map[string]string{"spell": "only-spell"}
 	m := meshtest.FromFile(t, file, stagemesh.FileSettings{})
-	for name, r := range map[pipeline.StageName]runner.Runner{"threads": threads(), "shout": shout(), "spell": spell(), "listen": listen()} {
+	for name, r := range map[pipeline.StageName]runner.Runner{"threads": threads(), "shout": shout(), "spell": spell(), "letters": letters(), "listen": listen()} {
 		if err := m.AddStage(stagemesh.Stage{Name: name, Runner: r}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, stage := range []pipeline.StageName{"threads", "shout", "spell", "listen", "nobody", "classify"} {
+	for _, stage := range []pipeline.StageName{"threads", "shout", "spell", "letters", "listen", "nobody", "classify"} {
 		p := pipeline.OfStage(stage)
 		p.Name = pipeline.Name("only-" + stage)
 		p.Steps[0].Parameters = payload.Parameters{"temperature": payload.Double(0.5)}
@@ -163,7 +185,7 @@ func document(t *testing.T, c *http.Client, url string, header ...string) []byte
 	var data []byte
 	testbed.Eventually(t, "hosts have said what their stages take and give", func() bool {
 		_, data = get(t, c, url+"/openapi.json", header...)
-		for _, known := range []string{"stage.label.answer", "stage.threads.input.thread", "stage.shout.answer", "only-spell:stream", "stage.classify.request"} {
+		for _, known := range []string{"stage.label.answer", "stage.threads.input.thread", "stage.shout.answer", "only-spell:stream", "only-letters:stream", "stage.classify.request"} {
 			if !strings.Contains(string(data), known) {
 				return false
 			}

@@ -126,6 +126,22 @@ func TestPredictPageSendsExamplesStreamsAndTensors(t *testing.T) {
 	}
 }
 
+// Pieces of a stream with several outputs are printed by name.
+func TestPredictPageStreamsSeveralOutputs(t *testing.T) {
+	t.Parallel()
+	m := mesh(t)
+	p := predict(t, m.URL(), "only-letters")
+	if shown := p.send(t); !strings.Contains(shown, "letter") || !strings.Contains(shown, "place") {
+		t.Errorf("it shows %q", shown)
+	}
+	for language, wanted := range map[string]string{"python": `letter +'b'\n +place +1`, "typescript": `letter +"b"\n +place +1`} {
+		if out := p.code(t, language, t.TempDir(), programs[language]...); !regexp.MustCompile(wanted).MatchString(out) {
+			t.Errorf("%s prints %s", language, out)
+		}
+	}
+	p.quiet(t, m.URL())
+}
+
 func TestPredictPageShowsFailures(t *testing.T) {
 	t.Parallel()
 	m := mesh(t)
