@@ -180,7 +180,7 @@ async function* stream(method, signal) {
 function report(error) {
   const isUnknown = error.code === "unauthenticated";
   if (isUnknown || error.code === "permission_denied") {
-    asker = document.activeElement;
+    asker = document.activeElement === byID("token") ? asker : document.activeElement;
     byID("ask").hidden = false;
     byID("dismiss").hidden = isUnknown;
     byID("token").focus({ preventScroll: true });
@@ -695,7 +695,12 @@ async function openLetter(seq) {
   const buttons = [];
   const button = (label, does) => {
     const out = make("button", { type: "button" }, label);
-    out.addEventListener("click", () => does().catch(report));
+    out.addEventListener("click", () => does().catch((error) => {
+      if (document.activeElement === document.body) {
+        out.focus(); // it lost the focus while it was disabled
+      }
+      report(error);
+    }));
     buttons.push(out);
     return out;
   };

@@ -453,6 +453,9 @@ func TestLivePageOfAReaderShowsDeadLetters(t *testing.T) {
 			p.pictures(t, "live-letter-reader")
 		}
 		p.do(t, "cancel", chromedp.Click(chromedp.CSS("#dismiss")), chromedp.WaitNotVisible(chromedp.CSS("#ask")))
+		if focused := ask(t, p, "see the focus", chromedp.Evaluate[string](`document.activeElement.textContent`)); focused != button {
+			t.Errorf("after %s and Cancel the focus is at %q", button, focused)
+		}
 	}
 	if body := ask(t, p, "read", chromedp.Value(chromedp.CSS("#body"))); body != "safe" || m.letters(t) != 1 {
 		t.Errorf("there are %d dead letters, and the text is %q", m.letters(t), body)
