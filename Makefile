@@ -351,7 +351,8 @@ docker-tools: $(DOCKER_BIN)/.built ## Build Compose and buildx for tests and pri
 kubernetes-programs: $(KUBERNETES_BIN)/.built $(KEDA_BIN)/config bin/stagemesh ## Build Kubernetes, KEDA and what pods run for tests and print the paths (half an hour, the first time)
 	@CGO_ENABLED=0 go build -o bin/nats github.com/nats-io/nats-server/v2
 	@CGO_ENABLED=0 GOWORK=off go -C tools/kubernetes build -o $(CURDIR)/bin/pause ./pause
-	@printf '%s\n' $(addprefix $(KUBERNETES_BIN)/,server kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy) $(addprefix $(KEDA_BIN)/,operator adapter config) "$(CURDIR)/bin/stagemesh" "$(CURDIR)/bin/nats" "$(CURDIR)/bin/pause"
+	@CGO_ENABLED=0 GOWORK=off go -C tools/coredns build -ldflags='-s -w' -o $(CURDIR)/bin/coredns .
+	@printf '%s\n' $(addprefix $(KUBERNETES_BIN)/,server kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy) $(addprefix $(KEDA_BIN)/,operator adapter config) "$(CURDIR)/bin/stagemesh" "$(CURDIR)/bin/nats" "$(CURDIR)/bin/pause" "$(CURDIR)/bin/coredns"
 
 .PHONY: clients
 clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Install the clients of other servers for tests and print where they are

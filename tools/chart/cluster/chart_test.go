@@ -48,10 +48,10 @@ type mesh struct {
 func TestChartRunsTheDigits(t *testing.T) {
 	t.Logf("the node was ready after %s", shared.started.Round(100*time.Millisecond))
 	m := &mesh{t: t, release: "digits"}
-	broker := m.ensureBroker()
+	m.ensureBroker()
 	before := m.objects()
 	m.useDigits()
-	m.install(broker)
+	m.install()
 	for _, row := range []struct {
 		promise string
 		test    func(m *mesh)
@@ -83,14 +83,13 @@ func (m *mesh) useDigits() {
 	m.values["binaryFiles"] = map[string]any{"digits.onnx": base64.StdEncoding.EncodeToString(m.read("examples/digits/digits.onnx"))}
 }
 
-// ensureBroker returns the address of NATS. The first call makes the namespace and starts NATS in it, with
-// the configuration of the local stack.
-func (m *mesh) ensureBroker() string {
+// ensureBroker makes the namespace and starts NATS in it, with the configuration of the local stack, unless
+// a test before did.
+func (m *mesh) ensureBroker() {
 	m.t.Helper()
-	url := func(service *corev1.Service) string { return fmt.Sprintf("nats://%s:4222", service.Spec.ClusterIP) }
 	client, ctx, options := shared.client, m.t.Context(), metav1.CreateOptions{}
-	if service, err := client.CoreV1().Services(namespace).Get(ctx, "nats", metav1.GetOptions{}); err == nil {
-		return url(service)
+	if _, err := client.CoreV1().Services(namespace).Get(ctx, "nats", metav1.GetOptions{}); err == nil {
+		return
 	}
 	var objects struct {
 		Namespace  corev1.Namespace
@@ -110,15 +109,13 @@ func (m *mesh) ensureBroker() string {
 	if err == nil {
 		_, err = client.AppsV1().Deployments(namespace).Create(ctx, &objects.Deployment, options)
 	}
-	if err != nil {
-		m.t.Fatal(err)
+	if err == nil {
+		_, err = client.CoreV1().Services(namespace).Create(ctx, &objects.Service, options)
 	}
-	service, err := client.CoreV1().Services(namespace).Create(ctx, &objects.Service, options)
 	if err != nil {
 		m.t.Fatal(err)
 	}
 	m.awaitRollout("nats")
-	return url(service)
 }
 
 func (m *mesh) read(path string) []byte {
@@ -130,16 +127,17 @@ func (m *mesh) read(path string) []byte {
 	return data
 }
 
-// install installs the chart with the values, and the broker and the images of this node.
-func (m *mesh) install(broker string) {
+// install installs the chart with the values, and the images of this node.
+func (m *mesh) install() {
 	m.t.Helper()
 	maps.Copy(m.values, map[string]any{
 		"image": map[string]any{"repository": imageStagemesh, "tag": firstTag, "pullPolicy": "Never"},
-		// The node has no DNS.
-		"nats": map[string]any{"url": broker},
-		// A node of two cores has room for all pods, and for new ones beside them.
-		"defaults": map[string]any{"resources": map[string]any{"requests": map[string]any{"cpu": "50m", "memory": "64Mi"}}},
 	})
+	// A node of two cores has room for all pods, and for new ones beside them.
+	defaults := map[string]any{"resources": map[string]any{"requests": map[string]any{"cpu": "50m", "memory": "64Mi"}}}
+	own, _ := m.values["defaults"].(map[string]any)
+	maps.Copy(defaults, own)
+	m.values["defaults"] = defaults
 	settings := cli.New()
 	settings.KubeConfig = kubeconfig
 	settings.SetNamespace(namespace)
@@ -162,11 +160,7 @@ func (m *mesh) install(broker string) {
 	if !strings.Contains(release.Info.Notes, "service/"+m.release+"-stagemesh") {
 		m.t.Errorf("the notes are\n%s", release.Info.Notes)
 	}
-	service, err := shared.client.CoreV1().Services(namespace).Get(m.t.Context(), m.release+"-stagemesh", metav1.GetOptions{})
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	address := net.JoinHostPort(service.Spec.ClusterIP, strconv.Itoa(int(service.Spec.Ports[0].Port)))
+	address := m.release + "-stagemesh:8080"
 	m.gateway = "http://" + address
 	// Helm waits for the pods, and kube-proxy writes the rules of a new Service a moment after them.
 	m.await("the Service leads to the gateways", func() (bool, error) {
@@ -340,11 +334,11 @@ func (m *mesh) uninstall(before []string) {
 func (m *mesh) underLoad(change func()) {
 	m.t.Helper()
 	l := startLoad(m.t, m.gateway)
-	l.awaitMore(100)
+	m.awaitMore(l, 100)
 	begin := time.Now()
 	change()
 	took := time.Since(begin)
-	l.awaitMore(100)
+	m.awaitMore(l, 100)
 	l.end()
 	m.t.Logf("%d answers, %d failed requests, the slowest took %s; the change took %s", l.right, len(l.wrong), l.slowest.Round(time.Millisecond), took.Round(100*time.Millisecond))
 	if len(l.wrong) > 0 {
@@ -378,7 +372,7 @@ func (m *mesh) processOf(pod corev1.Pod) int {
 		m.t.Fatal(err)
 	}
 	id := strings.TrimPrefix(now.Status.ContainerStatuses[0].ContainerID, "containerd://")
-	text, err := os.ReadFile(filepath.Join(containerdState, "io.containerd.runtime.v2.task/k8s.io", id, "init.pid"))
+	text, err := os.ReadFile(filepath.Join(folder, now.Spec.NodeName, "containerd-state/io.containerd.runtime.v2.task/k8s.io", id, "init.pid"))
 	if err != nil {
 		m.t.Fatal(err)
 	}

@@ -26,6 +26,7 @@ const registry = "stagemesh.test"
 // Images of stagemesh are equal but for their tags and labels.
 const (
 	imagePause     = registry + "/pause:test"
+	imageCoreDNS   = registry + "/coredns:test"
 	imageNATS      = registry + "/nats:test"
 	imageStagemesh = registry + "/stagemesh"
 	firstTag       = "first"
@@ -34,18 +35,19 @@ const (
 
 // loadImages imports an image for each program, made as deploy/Dockerfile makes them: a static
 // program, which is the entry point, and a numeric user.
-func (n *node) loadImages(ctx context.Context) error {
+func (c *cluster) loadImages(ctx context.Context, n *node) error {
 	for _, image := range []struct{ tag, program, target string }{
 		{imagePause, "pause", "/pause"},
+		{imageCoreDNS, "coredns", "/coredns"},
 		{imageNATS, "nats", "/usr/local/bin/nats-server"},
 		{imageStagemesh + ":" + firstTag, "stagemesh", "/usr/bin/stagemesh"},
 		{imageStagemesh + ":" + secondTag, "stagemesh", "/usr/bin/stagemesh"},
 	} {
 		archive := filepath.Join(folder, "image.tar")
-		if err := writeImage(archive, image.tag, n.programs[image.program], image.target); err != nil {
+		if err := writeImage(archive, image.tag, c.programs[image.program], image.target); err != nil {
 			return fmt.Errorf("image %s: %w", image.tag, err)
 		}
-		cmd := exec.CommandContext(ctx, "ctr", "--address", containerdSocket, "--namespace", "k8s.io", "images", "import", archive)
+		cmd := exec.CommandContext(ctx, "ctr", "--address", n.folder()+"/containerd.sock", "--namespace", "k8s.io", "images", "import", archive)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("ctr images import of %s: %w\n%s", image.tag, err, out)
 		}

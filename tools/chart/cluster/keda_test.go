@@ -37,7 +37,7 @@ const holdStage = `
 // KEDA scales a stage of the digits mesh from one host to eight, to none, and to one, as the gateways' scaler says.
 func TestKEDAScalesAStage(t *testing.T) {
 	m := &mesh{t: t, release: "scaled"}
-	broker := m.ensureBroker()
+	m.ensureBroker()
 	shared.startKEDA(t)
 	certificates, err := shared.authority.issue("scaled-stagemesh-scaler." + namespace + ".svc")
 	if err != nil {
@@ -60,8 +60,7 @@ stages:`+holdStage,
 		"stages":  map[string]any{"hold": map[string]any{"keda": map[string]any{"minReplicas": 0, "maxReplicas": 8}}},
 		"keda":    map[string]any{"secret": "scaler", "pollingInterval": 2, "cooldownPeriod": 5},
 	})
-	m.install(broker)
-	m.nameService("scaled-stagemesh-scaler")
+	m.install()
 
 	r := m.replicasOf("scaled-stagemesh-stage-hold")
 	begin := time.Now()
@@ -138,61 +137,48 @@ spec:
 	}
 }
 
-// nameService gives the node the name of a Service, as it has no DNS.
-func (m *mesh) nameService(name string) {
-	m.t.Helper()
-	service, err := shared.client.CoreV1().Services(namespace).Get(m.t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	line := fmt.Sprintf("%s %s.%s.svc\n", service.Spec.ClusterIP, name, namespace)
-	if err := os.WriteFile(hostsFile, []byte(localhost+line), 0o644); err != nil {
-		m.t.Fatal(err)
-	}
-}
-
 // startKEDA starts KEDA's operator and metrics API server with KEDA's own objects and the rights of its own
 // service account, and returns once the API server has its metrics.
-func (n *node) startKEDA(t *testing.T) {
+func (c *cluster) startKEDA(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
-	manifests, err := filepath.Glob(n.programs["config"] + "/crd/bases/*.yaml")
+	manifests, err := filepath.Glob(c.programs["config"] + "/crd/bases/*.yaml")
 	if err != nil || len(manifests) == 0 {
 		t.Fatalf("%d definitions of KEDA, %v", len(manifests), err)
 	}
 	for _, name := range []string{"general/namespace", "service_account/service_account", "rbac/role", "rbac/role_binding", "metrics-server/role", "metrics-server/role_binding"} {
-		manifests = append(manifests, n.programs["config"]+"/"+name+".yaml")
+		manifests = append(manifests, c.programs["config"]+"/"+name+".yaml")
 	}
 	for _, path := range manifests {
 		file, err := os.Open(path)
 		if err == nil {
-			err = errors.Join(n.create(ctx, file), file.Close())
+			err = errors.Join(c.create(ctx, file), file.Close())
 		}
 		if err != nil {
 			t.Fatalf("%s: %v", path, err)
 		}
 	}
-	token, err := n.client.CoreV1().ServiceAccounts(kedaNamespace).CreateToken(ctx, "keda-operator", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := c.client.CoreV1().ServiceAccounts(kedaNamespace).CreateToken(ctx, "keda-operator", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	own := kedaFolder + "/kubeconfig"
 	err = errors.Join(
-		n.authority.write(kedaFolder, "keda-metrics-apiserver."+kedaNamespace+".svc", "127.0.0.1"),
+		c.authority.write(kedaFolder, "keda-metrics-apiserver."+kedaNamespace+".svc", "127.0.0.1"),
 		os.WriteFile(own, []byte(strings.Replace(files["kubeconfig"], "token: token", "token: "+token.Status.Token, 1)), 0o600),
-		n.start("keda-operator", "env", "KUBECONFIG="+own, "POD_NAMESPACE="+kedaNamespace, "KEDA_CLUSTER_OBJECT_NAMESPACE="+kedaNamespace, "WATCH_NAMESPACE=", n.programs["operator"],
+		c.start("keda-operator", "env", "KUBECONFIG="+own, "POD_NAMESPACE="+kedaNamespace, "KEDA_CLUSTER_OBJECT_NAMESPACE="+kedaNamespace, "WATCH_NAMESPACE=", c.programs["operator"],
 			"--zap-log-level=info", "--zap-encoder=console", "--cert-dir="+kedaFolder, "--metrics-bind-address=0", "--metrics-service-bind-address=127.0.0.1:9666"),
-		n.start("keda-metrics-apiserver", "env", "KUBECONFIG="+own, "POD_NAMESPACE="+kedaNamespace, "WATCH_NAMESPACE=", n.programs["adapter"],
+		c.start("keda-metrics-apiserver", "env", "KUBECONFIG="+own, "POD_NAMESPACE="+kedaNamespace, "WATCH_NAMESPACE=", c.programs["adapter"],
 			fmt.Sprintf("--secure-port=%d", kedaPort), "--port=0", "--cert-dir="+kedaFolder, "--metrics-service-address=127.0.0.1:9666",
 			"--client-ca-file="+kedaFolder+"/ca.crt", "--tls-cert-file="+kedaFolder+"/tls.crt", "--tls-private-key-file="+kedaFolder+"/tls.key",
 			"--lister-kubeconfig="+own, "--authentication-kubeconfig="+own, "--authorization-kubeconfig="+own))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(n.registerMetrics(t, kedaNamespace, "keda-metrics-apiserver", kedaPort))
-	if err := n.await(ctx, "KEDA serves metrics", func() bool {
-		_, err := n.client.Discovery().ServerPreferredResources() // also once the API server lists them
-		return err == nil && n.client.RESTClient().Get().AbsPath("/apis/"+metricsAPI).Do(ctx).Error() == nil
+	t.Cleanup(c.registerMetrics(t, kedaNamespace, "keda-metrics-apiserver", kedaPort))
+	if err := c.await(ctx, "KEDA serves metrics", func() bool {
+		_, err := c.client.Discovery().ServerPreferredResources() // also once the API server lists them
+		return err == nil && c.client.RESTClient().Get().AbsPath("/apis/"+metricsAPI).Do(ctx).Error() == nil
 	}); err != nil {
 		t.Fatal(err)
 	}

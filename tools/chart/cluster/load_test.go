@@ -82,7 +82,6 @@ func newClient(reconnects bool) (client *http.Client, disconnect func()) {
 // load is four callers of the Service, of which two connect anew for each request. Each waits a
 // moment between requests, so that the node has time for everything else.
 type load struct {
-	t       *testing.T
 	stop    context.CancelFunc
 	callers sync.WaitGroup
 
@@ -96,7 +95,7 @@ func startLoad(t *testing.T, gateway string) *load {
 	t.Helper()
 	images := readImages(t)
 	ctx, stop := context.WithCancel(t.Context())
-	l := &load{t: t, stop: stop}
+	l := &load{stop: stop}
 	for caller := range 4 {
 		l.callers.Go(func() {
 			client, disconnect := newClient(caller%2 == 1)
@@ -131,25 +130,17 @@ func (l *load) note(begin time.Time, err error) {
 	l.wrong = append(l.wrong, fmt.Sprintf("%s after %s: %v", begin.Format("15:04:05.000"), took.Round(time.Millisecond), err))
 }
 
-func (l *load) answered() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.right
-}
-
 // awaitMore waits until as many more answers are right.
-func (l *load) awaitMore(more int) {
-	l.t.Helper()
-	until := l.answered() + more
-	poll := time.NewTicker(20 * time.Millisecond)
-	defer poll.Stop()
-	for end := time.Now().Add(time.Minute); l.answered() < until; <-poll.C {
-		if time.Now().After(end) {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			l.t.Fatalf("only %d of %d answers within a minute, %d failures: %s", l.right, until, len(l.wrong), strings.Join(l.wrong[:min(3, len(l.wrong))], "\n"))
-		}
-	}
+func (m *mesh) awaitMore(l *load, more int) {
+	m.t.Helper()
+	l.mu.Lock()
+	until := l.right + more
+	l.mu.Unlock()
+	m.await(fmt.Sprintf("%d more answers", more), func() (bool, error) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.right >= until, fmt.Errorf("%d of %d, %d failures: %s", l.right, until, len(l.wrong), strings.Join(l.wrong[:min(3, len(l.wrong))], "\n"))
+	})
 }
 
 // end stops the callers and waits for them.

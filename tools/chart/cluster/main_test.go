@@ -34,12 +34,12 @@ const (
 	folder = "/run/node"
 	// nodeAddress is the address of the node in its namespace.
 	nodeAddress = "10.200.0.1"
-	// hostsFile has the names that the node knows, localhost first.
-	hostsFile, localhost = "/etc/hosts", "127.0.0.1 localhost\n"
+	// resolvConf is how pods of the tests' namespace resolve names, and so does the node: by CoreDNS.
+	resolvConf = "nameserver " + dnsAddress + "\nsearch " + namespace + ".svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n"
 )
 
-// shared is the node of all tests.
-var shared *node
+// shared is the cluster of all tests.
+var shared *cluster
 
 func TestMain(m *testing.M) {
 	code, err := 1, error(nil)
@@ -49,7 +49,7 @@ func TestMain(m *testing.M) {
 	case "init":
 		code, err = initialise()
 	default:
-		if shared, err = startNode(context.Background()); err == nil {
+		if shared, err = startCluster(context.Background()); err == nil {
 			code = m.Run()
 		}
 		shared.end(code != 0)
@@ -175,8 +175,7 @@ func initialise() (code int, err error) {
 			return 1, fmt.Errorf("mount %s: %w", path, err)
 		}
 	}
-	// Nobody in these namespaces answers DNS.
-	for path, text := range map[string]string{hostsFile: localhost, "/etc/resolv.conf": ""} {
+	for path, text := range map[string]string{"/etc/hosts": "127.0.0.1 localhost\n", "/etc/resolv.conf": resolvConf} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return 1, err
 		}
@@ -220,21 +219,34 @@ func initialise() (code int, err error) {
 	}
 }
 
-// copySettings mounts copies over the kernel settings that kubelet writes, because they belong to the
-// whole machine.
+// settings are the kernel settings that kubelet writes. They belong to the whole machine, so copies are
+// mounted over them.
+var settings = []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"}
+
 func copySettings() error {
-	for i, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"} {
+	for i, name := range settings {
 		text, err := os.ReadFile("/proc/sys/" + name)
 		if err != nil {
 			return err
 		}
-		copied := fmt.Sprintf("%s/setting%d", folder, i)
-		if err := os.WriteFile(copied, text, 0o644); err != nil {
+		if err := os.WriteFile(fmt.Sprintf("%s/setting%d", folder, i), text, 0o644); err != nil {
 			return err
 		}
-		if err := syscall.Mount(copied, "/proc/sys/"+name, "", syscall.MS_BIND, ""); err != nil {
-			return fmt.Errorf("mount /proc/sys/%s: %w", name, err)
+	}
+	for _, line := range settingMounts() {
+		words := strings.Fields(line)
+		if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", line, err, out)
 		}
 	}
 	return nil
+}
+
+// settingMounts are the commands that mount the copies.
+func settingMounts() []string {
+	var lines []string
+	for i, name := range settings {
+		lines = append(lines, fmt.Sprintf("mount --bind %s/setting%d /proc/sys/%s", folder, i, name))
+	}
+	return lines
 }

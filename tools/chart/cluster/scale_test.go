@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -30,13 +30,13 @@ pipelines:
 // The HorizontalPodAutoscaler of the chart follows hosts wanted, up in a jump and down once.
 func TestAutoscalerFollowsHostsWanted(t *testing.T) {
 	m := &mesh{t: t, release: "slow"}
-	broker := m.ensureBroker()
+	m.ensureBroker()
 	serveMetrics(m)
 	m.values = map[string]any{
-		"mesh": slowMesh, "insecure": true, "gateway": map[string]any{"replicas": 1},
+		"mesh": slowMesh, "insecure": true, "nats": map[string]any{"url": "nats://nats:4222"}, "gateway": map[string]any{"replicas": 1},
 		"stages": map[string]any{"work": map[string]any{"hpa": map[string]any{"minReplicas": 1, "maxReplicas": 4}}},
 	}
-	m.install(broker)
+	m.install()
 	r := m.replicasOf("slow-stagemesh-stage-work")
 	begin := time.Now()
 	stop := m.askSteadily(30, m.askToWork)
@@ -208,25 +208,29 @@ func (m *mesh) metric(ctx context.Context, name, selector string) (string, error
 		return "", err
 	}
 	for _, pod := range pods.Items {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s:9090/metrics", pod.Status.PodIP), nil)
-		if err != nil {
-			return "", err
-		}
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return "", err
-		}
-		page, err := io.ReadAll(response.Body)
-		if err := response.Body.Close(); err != nil {
-			return "", err
-		}
+		page, err := scrape(ctx, pod)
 		if err != nil {
 			return "", err
 		}
 		pattern := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + `\{[^}]*` + regexp.QuoteMeta(fmt.Sprintf("%s=%q", key, value)) + `[^}]*\} (\S+)$`)
-		if found := pattern.FindSubmatch(bytes.TrimSpace(page)); found != nil {
-			return string(found[1]), nil
+		if found := pattern.FindStringSubmatch(page); found != nil {
+			return found[1], nil
 		}
 	}
 	return "", fmt.Errorf("no gateway has %s with %s", name, selector)
+}
+
+// scrape returns the metrics of a pod.
+func scrape(ctx context.Context, pod corev1.Pod) (page string, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s:9090/metrics", pod.Status.PodIP), nil)
+	if err != nil {
+		return "", err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	return string(text), err
 }
