@@ -114,10 +114,11 @@ func startCluster(ctx context.Context) (c *cluster, err error) {
 		return c, err
 	}
 	for _, p := range [][]string{
-		{"kube-controller-manager", "--kubeconfig=" + kubeconfig, "--leader-elect=false", "--service-account-private-key-file=" + accounts + "/tls.key",
-			"--root-ca-file=" + folder + "/apiserver/apiserver.crt", // it ends with the authority's
-			// Pods wait for neither as long as by default.
-			"--horizontal-pod-autoscaler-sync-period=2s", "--node-monitor-grace-period=25s"},
+		{
+			"kube-controller-manager", "--kubeconfig=" + kubeconfig, "--leader-elect=false", "--service-account-private-key-file=" + accounts + "/tls.key",
+			"--root-ca-file=" + folder + "/apiserver/apiserver.crt", // which ends with its issuer's
+			"--horizontal-pod-autoscaler-sync-period=2s", "--node-monitor-grace-period=25s",
+		},
 		{"kube-scheduler", "--kubeconfig=" + kubeconfig, "--leader-elect=false"},
 	} {
 		if err := c.start(p[0], c.programs[p[0]], p[1:]...); err != nil {

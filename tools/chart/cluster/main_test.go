@@ -1,11 +1,10 @@
-// Package cluster installs the chart on a real Kubernetes node, which all of its tests share:
-// etcd, the API server, controllers, the scheduler, kubelet, kube-proxy and containerd, with pods
-// in containers. `make test-kubernetes` runs it, as root on Linux.
+// Package cluster installs the chart on a real Kubernetes cluster, which all of its tests share: etcd,
+// the API server, controllers, the scheduler, CoreDNS, and a node of kubelet, kube-proxy and containerd,
+// with pods in containers. A test may add a second node. `make test-kubernetes` runs it, as root on Linux.
 //
 // The test program runs as three processes. The first one checks what the machine has and builds
 // programs. It starts the second one as the first process of new namespaces, where the third one
-// runs the node and the tests. Network, mounts and processes of the node exist in these namespaces
-// alone, and its files on a tmpfs, so the kernel removes all of it however the tests end. What
+// runs the cluster and the tests. Network, mounts and processes of it exist in these namespaces alone, and its files on a tmpfs, so the kernel removes all of it however the tests end. What
 // remains are empty control groups, which the first process removes.
 package cluster
 
@@ -30,9 +29,9 @@ const (
 	repository = "../../.."
 	// roleVariable says which of the three processes this is, programsVariable where the programs are.
 	roleVariable, programsVariable = "STAGEMESH_NODE_ROLE", "STAGEMESH_NODE_PROGRAMS"
-	// folder has all files of the node, on a tmpfs.
+	// folder has all files of the cluster, on a tmpfs.
 	folder = "/run/node"
-	// nodeAddress is the address of the node in its namespace.
+	// nodeAddress is the address of the first node, and of the API server.
 	nodeAddress = "10.200.0.1"
 	// resolvConf is how pods of the tests' namespace resolve names, and so does the node: by CoreDNS.
 	resolvConf = "nameserver " + dnsAddress + "\nsearch " + namespace + ".svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n"
@@ -109,7 +108,7 @@ func isolate() (code int, err error) {
 // removeGroups removes the control groups of pods, in each hierarchy.
 func removeGroups() error {
 	var roots []string
-	for _, pattern := range []string{"/sys/fs/cgroup/kubepods", "/sys/fs/cgroup/*/kubepods"} {
+	for _, pattern := range []string{"/sys/fs/cgroup/kubepods", "/sys/fs/cgroup/*/kubepods", "/sys/fs/cgroup" + secondGroups, "/sys/fs/cgroup/*" + secondGroups} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
 			return err

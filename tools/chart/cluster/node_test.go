@@ -7,8 +7,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -125,4 +130,71 @@ func (c *cluster) startNode(ctx context.Context, n *node) error {
 func (c *cluster) startOn(n *node, name, program string, args ...string) error {
 	command := append(append(slices.Clone(n.enter), program), args...)
 	return c.start(n.name+"-"+name, command[0], command[1:]...)
+}
+
+// secondGroups is the control group of the second node.
+const secondGroups = "/second-node"
+
+// addNode starts a second node until the end of the test. It is in namespaces of its own, for its network,
+// processes and mounts, and routes lead from one node's pods to the other's. kill ends it as a loss of power
+// does: the network first, then all processes at once.
+func (c *cluster) addNode(t *testing.T) (n *node, kill func()) {
+	t.Helper()
+	first := exec.Command(c.programs["pause"]) // the others end with it
+	first.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET}
+	if err := first.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := strconv.Itoa(first.Process.Pid)
+	n = &node{name: "second", address: "10.201.0.2", pods: "10.244.1.0/24", groups: secondGroups, enter: []string{"nsenter", "--target", pid, "--mount", "--net", "--pid"}}
+	kill = func() {
+		_ = exec.Command("ip", "link", "delete", "second0").Run() // the second call finds none
+		_ = first.Process.Kill()
+		_ = first.Wait()
+		c.parts = slices.DeleteFunc(c.parts, func(p *part) bool {
+			isOwn := strings.HasPrefix(p.name, n.name+"-")
+			if isOwn {
+				<-p.ended
+			}
+			return isOwn
+		})
+	}
+	t.Cleanup(func() {
+		kill()
+		if err := c.client.CoreV1().Nodes().Delete(context.WithoutCancel(t.Context()), n.name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	})
+	commands := []string{
+		"ip link add second0 type veth peer name second1 netns " + pid, "ip address add 10.201.0.1/24 dev second0", "ip link set second0 up",
+		"ip route add " + n.pods + " via " + n.address,
+	}
+	for _, line := range append([]string{
+		"mount -t proc proc /proc", "mount -t tmpfs tmpfs /var/lib/kubelet",
+		"ip link set lo up", "ip address add " + n.address + "/24 dev second1", "ip link set second1 up", "ip route add default via 10.201.0.1",
+	}, settingMounts()...) {
+		commands = append(commands, strings.Join(n.enter, " ")+" "+line)
+	}
+	for _, line := range commands {
+		words := strings.Fields(line)
+		if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", line, err, out)
+		}
+	}
+	// Kubelet makes control groups of pods in one that exists, in each hierarchy.
+	hierarchies, err := filepath.Glob("/sys/fs/cgroup/*/kubepods")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pods := range append(hierarchies, "/sys/fs/cgroup/kubepods") {
+		if _, err := os.Stat(pods); err == nil {
+			if err := os.MkdirAll(filepath.Dir(pods)+secondGroups, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := c.startNode(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	return n, kill
 }

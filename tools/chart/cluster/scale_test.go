@@ -135,20 +135,29 @@ func (m *mesh) askSteadily(rate int, ask func(ctx context.Context, client *http.
 }
 
 func (m *mesh) askToWork(ctx context.Context, client *http.Client) error {
+	_, err := m.work(ctx, client, "")
+	return err
+}
+
+// work asks the pipeline work, with an idempotency key if there is one.
+func (m *mesh) work(ctx context.Context, client *http.Client, key string) (status int, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, m.gateway+"/v1/pipelines/work:infer", strings.NewReader("x"))
 	if err != nil {
-		return err
+		return 0, err
 	}
 	request.Header.Set("Content-Type", "text/plain")
+	if key != "" {
+		request.Header.Set("Idempotency-Key", key)
+	}
 	response, err := client.Do(request)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer response.Body.Close()
 	if body, err := io.ReadAll(response.Body); err != nil || response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s %s %w", response.Status, body, err)
+		return response.StatusCode, fmt.Errorf("%s %s %w", response.Status, body, err)
 	}
-	return nil
+	return response.StatusCode, nil
 }
 
 // serveMetrics serves external metrics until the test ends, as an adapter does. The values come from the
