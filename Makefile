@@ -348,7 +348,7 @@ docker-tools: $(DOCKER_BIN)/.built ## Build Compose and buildx for tests and pri
 	@printf '%s\n' $(DOCKER_BIN)/cmd $(DOCKER_BIN)/buildx
 
 .PHONY: kubernetes-programs
-kubernetes-programs: $(KUBERNETES_BIN)/.built $(KEDA_BIN)/config bin/stagemesh ## Build Kubernetes, KEDA and what pods run for tests and print the paths (half an hour, the first time)
+kubernetes-programs: $(KUBERNETES_BIN)/.built $(KEDA_BIN)/config bin/stagemesh ## Build Kubernetes, CoreDNS, KEDA and what pods run for tests and print the paths (half an hour, the first time)
 	@CGO_ENABLED=0 go build -o bin/nats github.com/nats-io/nats-server/v2
 	@CGO_ENABLED=0 GOWORK=off go -C tools/kubernetes build -o $(CURDIR)/bin/pause ./pause
 	@CGO_ENABLED=0 GOWORK=off go -C tools/coredns build -ldflags='-s -w' -o $(CURDIR)/bin/coredns .
@@ -466,7 +466,7 @@ test-chart: ## Render the Helm chart with all of its values, and check what come
 	@GOWORK=off go -C tools/chart test -vet=off .
 
 .PHONY: test-kubernetes
-test-kubernetes: ## Install the chart on a Kubernetes node of its own; needs root on Linux
+test-kubernetes: ## Install the chart in a Kubernetes cluster of its own; needs root on Linux
 	@lack=$$(.ci/kubernetes) || { echo "test-kubernetes cannot run here: $$lack" >&2; exit 1; }
 	@$(MAKE) --no-print-directory kubernetes-programs >/dev/null
 	@GOWORK=off go -C tools/keda mod tidy -diff

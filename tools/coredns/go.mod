@@ -2,8 +2,6 @@ module github.com/stagemesh/stagemesh/tools/coredns
 
 go 1.26.0
 
-tool github.com/stagemesh/stagemesh/tools/coredns
-
 require github.com/coredns/coredns v1.13.2
 
 require (

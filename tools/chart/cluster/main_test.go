@@ -4,8 +4,9 @@
 //
 // The test program runs as three processes. The first one checks what the machine has and builds
 // programs. It starts the second one as the first process of new namespaces, where the third one
-// runs the cluster and the tests. Network, mounts and processes of it exist in these namespaces alone, and its files on a tmpfs, so the kernel removes all of it however the tests end. What
-// remains are empty control groups, which the first process removes.
+// runs the cluster and the tests. Network, mounts and processes of the cluster exist in these
+// namespaces alone, and its files on a tmpfs, so the kernel removes all of it however the tests end.
+// What remains are empty control groups, which the first process removes.
 package cluster
 
 import (
@@ -93,7 +94,7 @@ func isolate() (code int, err error) {
 	case err = <-ended:
 	case <-stop:
 		_ = cmd.Process.Kill() // all processes of the namespace end with it
-		<-ended
+		_ = <-ended
 		err = errors.New("the tests were interrupted")
 	}
 	if exit := new(exec.ExitError); errors.As(err, &exit) {

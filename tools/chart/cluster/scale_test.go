@@ -135,15 +135,14 @@ func (m *mesh) askSteadily(rate int, ask func(ctx context.Context, client *http.
 }
 
 func (m *mesh) askToWork(ctx context.Context, client *http.Client) error {
-	_, err := m.work(ctx, client, "")
-	return err
+	return m.work(ctx, client, "")
 }
 
 // work asks the pipeline work, with an idempotency key if there is one.
-func (m *mesh) work(ctx context.Context, client *http.Client, key string) (status int, err error) {
+func (m *mesh) work(ctx context.Context, client *http.Client, key string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, m.gateway+"/v1/pipelines/work:infer", strings.NewReader("x"))
 	if err != nil {
-		return 0, err
+		return err
 	}
 	request.Header.Set("Content-Type", "text/plain")
 	if key != "" {
@@ -151,13 +150,13 @@ func (m *mesh) work(ctx context.Context, client *http.Client, key string) (statu
 	}
 	response, err := client.Do(request)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer response.Body.Close()
 	if body, err := io.ReadAll(response.Body); err != nil || response.StatusCode != http.StatusOK {
-		return response.StatusCode, fmt.Errorf("%s %s %w", response.Status, body, err)
+		return fmt.Errorf("%s %s %w", response.Status, body, err)
 	}
-	return response.StatusCode, nil
+	return nil
 }
 
 // serveMetrics serves external metrics until the test ends, as an adapter does. The values come from the
