@@ -89,8 +89,8 @@ type load struct {
 	right   int
 	wrong   []string
 	slowest time.Duration
-	// lastWrong is when the last request began that failed.
-	lastWrong time.Time
+	// failedAt is when the failed requests began.
+	failedAt []time.Time
 }
 
 func startLoad(t *testing.T, gateway string) *load {
@@ -129,9 +129,7 @@ func (l *load) note(begin time.Time, err error) {
 		l.right++
 		return
 	}
-	if begin.After(l.lastWrong) {
-		l.lastWrong = begin
-	}
+	l.failedAt = append(l.failedAt, begin)
 	l.wrong = append(l.wrong, fmt.Sprintf("%s after %s: %v", begin.Format("15:04:05.000"), took.Round(time.Millisecond), err))
 }
 
