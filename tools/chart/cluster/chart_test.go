@@ -311,7 +311,13 @@ func (m *mesh) uninstall(before []string) {
 	pods := m.pods("")
 	var processes []int
 	for _, pod := range pods {
-		processes = append(processes, m.processOf(pod))
+		// A scaler may have added a pod just now.
+		if containers := pod.Status.ContainerStatuses; len(containers) > 0 && containers[0].State.Running != nil {
+			processes = append(processes, m.processOf(pod))
+		}
+	}
+	if len(processes) == 0 {
+		m.t.Error("no pod runs")
 	}
 	remove := action.NewUninstall(m.helm)
 	remove.Wait, remove.Timeout = true, patience
