@@ -94,7 +94,7 @@ func isolate() (code int, err error) {
 	case err = <-ended:
 	case <-stop:
 		_ = cmd.Process.Kill() // all processes of the namespace end with it
-		_ = <-ended
+		<-ended
 		err = errors.New("the tests were interrupted")
 	}
 	if exit := new(exec.ExitError); errors.As(err, &exit) {
