@@ -498,28 +498,35 @@ const slowestItems = 3
 // summed returns a timeline with the slowest items of maps alone, of at most pipeline.MaxSteps
 // entries.
 func summed(steps []request.StepTiming) []request.StepTiming {
+	out := slices.Clone(steps)
+	if len(steps) > slowestItems {
+		out = keepSlowest(out)
+	}
+	slices.SortStableFunc(out, func(a, b request.StepTiming) int { return cmp.Compare(a.Arrival, b.Arrival) })
+	return out[:min(len(out), pipeline.MaxSteps)]
+}
+
+// keepSlowest keeps the slowest items of each step.
+func keepSlowest(steps []request.StepTiming) []request.StepTiming {
 	took := func(t *request.StepTiming) time.Duration { return t.QueueWait + t.BatchWait + t.Run }
 	byPath := map[string][]time.Duration{}
 	for i := range steps {
 		path := withoutIndices(steps[i].Path)
 		byPath[path] = append(byPath[path], took(&steps[i]))
 	}
-	var out []request.StepTiming
+	for _, all := range byPath {
+		slices.Sort(all)
+	}
 	kept := map[string]int{}
-	for i := range steps {
-		path := withoutIndices(steps[i].Path)
+	return slices.DeleteFunc(steps, func(one request.StepTiming) bool {
+		path := withoutIndices(one.Path)
 		all := byPath[path]
-		if len(all) > slowestItems {
-			sorted := slices.Sorted(slices.Values(all))
-			if took(&steps[i]) < sorted[len(sorted)-slowestItems] || kept[path] == slowestItems {
-				continue
-			}
+		if took(&one) < all[max(0, len(all)-slowestItems)] || kept[path] == slowestItems {
+			return true
 		}
 		kept[path]++
-		out = append(out, steps[i])
-	}
-	slices.SortStableFunc(out, func(a, b request.StepTiming) int { return cmp.Compare(a.Arrival, b.Arrival) })
-	return out[:min(len(out), pipeline.MaxSteps)]
+		return false
+	})
 }
 
 // withoutIndices returns a path without the indices of items.

@@ -26,7 +26,7 @@ const (
 // branchesOf returns the blocks and branches that have ended, as a timeline has them: those in the items
 // of a map together, by their status.
 func branchesOf(m *graph.Machine, env *envelope.Envelope) []envelope.Branch {
-	var out []envelope.Branch
+	out := make([]envelope.Branch, 0, min(len(m.Branches()), maxBranches))
 	type group struct{ path, block, status string }
 	groups := map[group]int{}
 	for _, b := range m.Branches() {

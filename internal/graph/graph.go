@@ -150,7 +150,10 @@ type timer struct {
 
 // New returns a machine for a valid pipeline with blocks.
 func New(p *pipeline.Pipeline, r Request) *Machine {
-	return &Machine{pipeline: p, request: r, running: map[int]running{}, timers: map[int]timer{}, took: map[pipeline.StepName]time.Duration{}}
+	return &Machine{
+		pipeline: p, request: r, running: map[int]running{}, timers: map[int]timer{}, took: map[pipeline.StepName]time.Duration{},
+		branches: make([]Branch, 0, 4), // as many as a block with two branches has, and one more
+	}
 }
 
 // Start starts the request.
