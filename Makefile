@@ -220,7 +220,7 @@ stack: ## Run docker-compose.yml without Docker, all but Grafana (SCALE=classify
 .PHONY: quick
 quick: build vet test-plain python-quick ## Build, vet and test without the race detector; under a minute when warm
 
-CHECKS := lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-traces test-stack test-chart test-release bench-short test-fleet
+CHECKS := lint vet proto-lint proto-breaking check-generated check-tidy python-lint test-race python-test test-clients test-browser test-traces test-stack test-chart test-release bench-short test-fleet docker-where-possible
 
 .PHONY: setup
 setup: ## Install what the tests need and this machine lacks, with apt-get, dnf or Homebrew
@@ -453,6 +453,10 @@ test-docker: ## Run the compose files on a Docker engine of its own; needs root 
 	@$(MAKE) --no-print-directory stack-programs $(DOCKER_BIN)/.built $(ONNX_PYTHON)/.built >/dev/null
 	@echo "== test on Docker"
 	@go test -vet=off -count=1 -run '^TestDocker' $(STACK)
+
+.PHONY: docker-where-possible
+docker-where-possible: ## Run test-docker where it can run, else say what is missing
+	@if lack=$$(.ci/docker); then $(MAKE) --no-print-directory test-docker; else echo "== test on Docker: not run: $$lack"; fi
 
 .PHONY: test-traces
 test-traces: $(JAEGER_BIN)/.built ## Check the traces that a real Jaeger gets
