@@ -43,8 +43,8 @@ type graphRun struct {
 	waiting []graph.Start
 	running map[int]context.CancelFunc
 	timers  []graph.Timer
-	// alone is a piece to run on the call's own goroutine, because nothing else runs; nil for none. Only
-	// cancel, which ends all, ends it early.
+	// alone is a piece to run on the call's own goroutine, because nothing else runs; nil for none. It has
+	// no context of its own: cancel ends it with the whole run.
 	alone  func() endedPiece
 	cancel context.CancelCauseFunc
 	// ended receives each piece that ran on its own goroutine, places a free place while isWaiting is true.
@@ -340,7 +340,7 @@ func (x *call) startNext(ctx context.Context) {
 		return out
 	}
 	if isAlone {
-		g.running[start.ID] = func() {}
+		g.running[start.ID] = func() {} // nothing else runs that could cancel it
 		g.alone = func() endedPiece { return run(ctx) }
 		return
 	}
@@ -374,6 +374,10 @@ func (x *call) runPiece(ctx context.Context, start graph.Start, span trace.Span)
 func (x *call) tryPiece(ctx context.Context, start graph.Start, span trace.Span) (out endedPiece, hasResult bool) {
 	env := *x.env
 	hop := slices.IndexFunc(x.env.Route, func(h pipeline.Hop) bool { return h.Step == start.Step.Name })
+	if hop < 0 { // of a damaged record
+		out.err = fault.Newf(fault.Internal, "step %s is not in the request's route", start.Step.Name)
+		return out, true
+	}
 	env.RequestID, env.Path, env.Route = pieceID(x.env.RequestID, start.Path), start.Path, []pipeline.Hop{x.env.Route[hop]}
 	env.Parts, env.Kept, env.Deadline, env.Timings = start.Parts, start.Kept, start.Deadline, nil
 	env.IdempotencyKey, env.StoreResult = "", x.isKept() && x.env.StoreResult

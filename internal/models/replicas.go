@@ -227,27 +227,28 @@ func (r *Registry) Evict(ctx context.Context, id model.ID) error {
 	return err
 }
 
-// RemoveReplica removes what there is of a host, and notes the last use there, if that is
-// later.
+// RemoveReplica removes the replica of a host in any state, also a claim or a failure, and records
+// lastUse if it is later.
 func (r *Registry) RemoveReplica(ctx context.Context, id model.ID, host pipeline.HostID, lastUse time.Time) error {
 	return r.removeReplica(ctx, id, host, lastUse, func(state meshv1.ReplicaState) bool { return state != 0 })
 }
 
-// RemoveLoaded is RemoveReplica before a host unloads the model. A claim to load it again stays.
+// RemoveLoaded removes the replica of a host if it is loaded, and records lastUse if it is later. A
+// host calls it before it unloads; a newer claim to load stays.
 func (r *Registry) RemoveLoaded(ctx context.Context, id model.ID, host pipeline.HostID, lastUse time.Time) error {
 	return r.removeReplica(ctx, id, host, lastUse, func(state meshv1.ReplicaState) bool { return state == loaded })
 }
 
-func (r *Registry) removeReplica(ctx context.Context, id model.ID, host pipeline.HostID, lastUse time.Time, isRemoved func(meshv1.ReplicaState) bool) error {
+func (r *Registry) removeReplica(ctx context.Context, id model.ID, host pipeline.HostID, lastUse time.Time, matches func(meshv1.ReplicaState) bool) error {
 	_, _, err := r.changeReplicas(ctx, id, func(now time.Time, there *meshv1.ReplicasRecord) bool {
-		isHere, isLater := isRemoved(StateOf(there, host)), lastUse.After(there.GetLastUse().AsTime())
-		if isHere {
+		isRemoved, isLater := matches(StateOf(there, host)), lastUse.After(there.GetLastUse().AsTime())
+		if isRemoved {
 			setReplica(there, &meshv1.Replica{Host: string(host)}, now)
 		}
 		if isLater {
 			there.LastUse = timestamppb.New(lastUse)
 		}
-		return isHere || isLater
+		return isRemoved || isLater
 	})
 	return err
 }

@@ -11,8 +11,8 @@
 //     of sdk/typescript runs as it stands, in the order of its page. Mesh files pass
 //     `config check`, parts of one in a frame around them. Scripts and commands run
 //     on a mesh, and exit with 0. Outputs are like what a command before them has
-//     printed. rules_test.go has what is special: the mesh of a block, what it has
-//     to print, or why it does not run. A new block needs a rule only then.
+//     printed. rules_test.go lists exceptions: a mesh other than digits, text that
+//     must be printed, or the reason why a block does not run.
 //   - clients_test.go and runners_test.go are code of pages: examples that run
 //     against a mesh of their own.
 //

@@ -1,7 +1,7 @@
 package docstest
 
-// rule says what is special about the blocks of a page that have a text: the mesh they run on, if not digits,
-// a part of what they print, the file that they are for later ones, or why they do not run here.
+// rule is an exception for the blocks of a page that contain has: the mesh on which they run, if it is not
+// digits, a part of what they print, the file that they are for later blocks, or why they do not run.
 type rule struct{ page, has, mesh, want, file, skip string }
 
 // What other tests run, and what no test can.
@@ -51,7 +51,7 @@ var rules = []rule{
 	{page: "docs/clients.md", has: `"tale"`, mesh: "text-stream", want: "tell"},
 	{page: "docs/clients.md", has: "generate_stream", mesh: "text-stream", want: `"text":" said"`},
 	{page: "docs/clients.md", has: "jobs.submit", mesh: "nightly", want: "9"},
-	{page: "docs/clients.md", has: "connect-node", want: "-7"}, // the ID of a request
+	{page: "docs/clients.md", has: "connect-node", want: "-7"}, // part of a request ID, a UUID of version 7
 	{page: "docs/clients.md", has: "order-4711", want: `"9"`},
 	{page: "docs/clients.md", has: "note: pipeline", skip: "services/cli tests such changes"},
 	{page: "docs/clients.md", has: "https://gateway", skip: elsewhere},
@@ -74,6 +74,7 @@ var rules = []rule{
 	{page: "docs/http.md", has: "in_order=true", want: `{"line":2,"error":{`},
 	{page: "docs/http.md", has: `'{"scores"`, want: `"4"`},
 	{page: "docs/http.md", has: "'no image'", want: `"reason":"INVALID_INPUT"`},
+	{page: "docs/http.md", has: "07-9.png", want: "9"},
 
 	{page: "docs/jobs.md", has: "standardwebhooks", skip: webhooks},
 	{page: "docs/jobs.md", has: "job.succeeded", skip: webhooks},

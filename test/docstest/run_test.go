@@ -49,9 +49,9 @@ jobs:
 // program is the program that pages call stagemesh.
 var program testbed.Program
 
-// ground is where the blocks of a page run, one after the other: a folder with the repository's files and
-// those that blocks write, and what the blocks have printed.
-type ground struct {
+// pageRun runs the blocks of one page in order, in a folder with the repository's files and those that
+// blocks write.
+type pageRun struct {
 	page, folder string
 	meshes       map[string]*stagemesh.Mesh
 	printed      []string
@@ -86,7 +86,7 @@ func TestBlocksOfThePagesRun(t *testing.T) {
 		}
 		t.Run(p.path, func(t *testing.T) {
 			t.Parallel()
-			g := &ground{page: p.path, folder: t.TempDir(), meshes: meshes}
+			g := &pageRun{page: p.path, folder: t.TempDir(), meshes: meshes}
 			g.prepare(t, modules)
 			found, _ := blocks(p.text)
 			for _, b := range found {
@@ -94,7 +94,7 @@ func TestBlocksOfThePagesRun(t *testing.T) {
 			}
 			for _, r := range rules {
 				if r.page == p.path && !slices.ContainsFunc(found, func(b block) bool { return ruleOf(p.path, b) == r }) {
-					t.Errorf("no block needs the rule for %q", r.has)
+					t.Errorf("rules_test.go: no block needs the rule with has %q: delete it, or correct its text", r.has)
 				}
 			}
 		})
@@ -137,12 +137,12 @@ func startFile(t *testing.T, f *meshfile.File) *stagemesh.Mesh {
 	return meshtest.Start(t, meshtest.FromFile(t, f, stagemesh.FileSettings{Dispatcher: true}))
 }
 
-// merge returns a mesh file whose sections, such as jobs.pools, blocks replace.
-func merge(t *testing.T, file string, blocks ...string) string {
+// merge returns a mesh file whose sections, such as jobs.pools, the parts replace.
+func merge(t *testing.T, file string, parts ...string) string {
 	t.Helper()
 	var out map[string]any
 	err := yaml.Unmarshal([]byte(file), &out)
-	for _, text := range blocks {
+	for _, text := range parts {
 		var part map[string]any
 		if err == nil {
 			err = yaml.Unmarshal([]byte(text), &part)
@@ -165,7 +165,7 @@ func merge(t *testing.T, file string, blocks ...string) string {
 }
 
 // prepare fills the folder, in which the blocks find the files that their pages name.
-func (g *ground) prepare(t *testing.T, modules string) {
+func (g *pageRun) prepare(t *testing.T, modules string) {
 	t.Helper()
 	root, err := filepath.Abs(repository)
 	if err != nil {
@@ -208,7 +208,7 @@ func ruleOf(page string, b block) rule {
 var interpreters = map[string][]string{"python": {"python3", "-B", ".py"}, "js": {"node", ".mjs"}, "sh": {"bash", "-euo", "pipefail", ".sh"}}
 
 // check checks a block in the way of its language.
-func (g *ground) check(t *testing.T, b block) {
+func (g *pageRun) check(t *testing.T, b block) {
 	t.Helper()
 	r, text := ruleOf(g.page, b), strings.Join(b.lines, "\n")+"\n"
 	at := fmt.Sprintf("%s:%d", g.page, b.line)
@@ -244,14 +244,14 @@ func (g *ground) check(t *testing.T, b block) {
 		if commands != "" {
 			g.run(t, at, "sh", commands, r)
 		}
-		if want := likeness(text); !slices.ContainsFunc(g.printed, want) {
-			t.Errorf("%s: no command above prints this, but %.4000q", at, g.printed)
+		if want := matcherOf(text); !slices.ContainsFunc(g.printed, want) {
+			t.Errorf("%s: no command above prints this; correct the block, or add a rule with skip to rules_test.go. Printed: %.4000q", at, g.printed)
 		}
 	}
 }
 
 // checkMesh has the program check a mesh file, or a part of one in its frame.
-func (g *ground) checkMesh(t *testing.T, at, text string) {
+func (g *pageRun) checkMesh(t *testing.T, at, text string) {
 	t.Helper()
 	if !strings.Contains("\n"+text, "\nmesh:") {
 		if strings.HasPrefix(text, "- ") {
@@ -282,6 +282,7 @@ var (
 	words      = regexp.MustCompile(`'[^']*'|"[^"]*"|\S+`)
 	uuid       = regexp.MustCompile(`\b[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\b`)
 	printedJob = regexp.MustCompile(`\bnightly\.` + uuid.String())
+	isFault    = regexp.MustCompile(`"(reason|error)": ?["{]|HTTP/1.1 [45]`)
 	jobID      = regexp.MustCompile(`\bID\b|` + printedJob.String())
 )
 
@@ -289,19 +290,19 @@ var (
 func checkFlags(t *testing.T, at string, lines []string) {
 	t.Helper()
 	for _, line := range lines {
-		var said []string
+		var args []string
 		for _, word := range words.FindAllString(line, -1) {
 			if strings.ContainsAny(word[:1], "<>|#\\") || strings.HasPrefix(word, "2>") {
 				break
 			}
-			said = append(said, strings.Trim(word, `'"`))
+			args = append(args, strings.Trim(word, `'"`))
 		}
-		if len(said) < 2 || said[0] != "stagemesh" {
+		if len(args) < 2 || args[0] != "stagemesh" {
 			continue
 		}
-		cmd, args, err := cli.New().Find(said[1:])
+		cmd, rest, err := cli.New().Find(args[1:])
 		if err == nil {
-			err = cmd.ParseFlags(args)
+			err = cmd.ParseFlags(rest)
 		}
 		if err != nil || !cmd.Runnable() {
 			t.Errorf("%s: %s: %v", at, line, err)
@@ -311,7 +312,7 @@ func checkFlags(t *testing.T, at string, lines []string) {
 
 // run runs a block on its mesh. Addresses and IDs are those that there are, and commands that serve until
 // they are stopped are left out, because their mesh runs.
-func (g *ground) run(t *testing.T, at, language, text string, r rule) {
+func (g *pageRun) run(t *testing.T, at, language, text string, r rule) {
 	t.Helper()
 	name := r.mesh
 	if name == "" {
@@ -326,7 +327,7 @@ func (g *ground) run(t *testing.T, at, language, text string, r rule) {
 	if g.job != "" {
 		text = jobID.ReplaceAllLiteralString(text, g.job)
 	} else if uuid.MatchString(text) {
-		text = uuid.ReplaceAllLiteralString(text, ask(t, g.meshes[name]))
+		text = uuid.ReplaceAllLiteralString(text, inferDigit(t, g.meshes[name]))
 	}
 	with := interpreters[language]
 	path := filepath.Join(g.folder, "block"+with[len(with)-1])
@@ -336,8 +337,8 @@ func (g *ground) run(t *testing.T, at, language, text string, r rule) {
 	cmd.Env = append(os.Environ(), "PATH="+g.folder+":"+os.Getenv("PATH"), "PYTHONPATH="+filepath.Join(g.folder, "sdk")+":"+g.folder,
 		"STAGEMESH_ADDRESS="+g.meshes[name].URL(), "STAGEMESH_ADMIN="+g.meshes[name].AdminURL(), "XDG_CONFIG_HOME="+g.folder, "CURL_HOME="+g.folder)
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), r.want) {
-		t.Errorf("%s: %v, and %q is wanted, of\n%s\n%.2000s", at, err, r.want, text, out)
+	if err != nil || !strings.Contains(string(out), r.want) || r.want == "" && isFault.Match(out) {
+		t.Errorf("%s: error %v, want output with %q; the block as it ran:\n%s\nits output:\n%.2000s", at, err, r.want, text, out)
 	}
 	g.printed = append(g.printed, string(out))
 	if ids := printedJob.FindAllString(string(out), -1); len(ids) > 0 {
@@ -345,8 +346,8 @@ func (g *ground) run(t *testing.T, at, language, text string, r rule) {
 	}
 }
 
-// ask sends a request to digits and returns its ID.
-func ask(t *testing.T, mesh *stagemesh.Mesh) string {
+// inferDigit sends an image to digits and returns the request's ID.
+func inferDigit(t *testing.T, mesh *stagemesh.Mesh) string {
 	t.Helper()
 	image := payload.OfBlob("image", "image/png", []byte(read(t, "examples/digits/images/07-9.png")))
 	answer, err := mesh.Infer(t.Context(), &stagemesh.Request{Pipeline: "digits", Inputs: []payload.Part{image}})
@@ -358,9 +359,9 @@ func ask(t *testing.T, mesh *stagemesh.Mesh) string {
 
 var different = regexp.MustCompile(uuid.String() + `|[0-9a-f]{8}-(\\\.){3}|\d+(\\\.\d+)?|(\\\.){3}|\s+`)
 
-// likeness returns whether an output has all lines of a block, but for IDs, numbers and spaces, which may be
-// others, and what stands as "..." in it. Of a block that begins with a command only heads of tables count.
-func likeness(text string) func(out string) bool {
+// matcherOf returns a function that reports whether an output has all lines of a block. IDs, numbers, spaces
+// and "..." match any others. Of a block that begins with a command, only table heads count.
+func matcherOf(text string) func(out string) bool {
 	var lines []*regexp.Regexp
 	isCommand := strings.HasPrefix(text, "$ ")
 	for line := range strings.Lines(text) {
@@ -385,21 +386,21 @@ func likeness(text string) func(out string) bool {
 func hasKeys(out string, wanted any) bool {
 	var document any
 	// Headers may stand before it.
-	return json.Unmarshal([]byte(out[max(0, strings.Index(out, "{")):]), &document) == nil && within(document, wanted)
+	return json.Unmarshal([]byte(out[max(0, strings.Index(out, "{")):]), &document) == nil && hasShape(document, wanted)
 }
 
-func within(document, wanted any) bool {
+func hasShape(document, wanted any) bool {
 	switch wanted := wanted.(type) {
 	case map[string]any:
 		members, isObject := document.(map[string]any)
 		for key, value := range wanted {
-			if !isObject || members[key] == nil || !within(members[key], value) {
+			if !isObject || members[key] == nil || !hasShape(members[key], value) {
 				return false
 			}
 		}
 	case []any:
 		elements, isList := document.([]any)
-		return isList && (len(wanted) == 0 || len(elements) > 0 && within(elements[0], wanted[0]))
+		return isList && (len(wanted) == 0 || len(elements) > 0 && hasShape(elements[0], wanted[0]))
 	}
 	return true
 }

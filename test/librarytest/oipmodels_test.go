@@ -242,7 +242,7 @@ func TestModelsAreManagedOnThePublicPortOnlyIfAllowed(t *testing.T) {
 	}
 }
 
-// A host that hears of an unload late does not take the load after it for the same.
+// A host that sees an unload late keeps the claim of the load that follows it.
 func TestModelIsLoadedRightAfterItsUnload(t *testing.T) {
 	t.Parallel()
 	m := startModelMesh(t, gateway.Config{ModelControl: true})

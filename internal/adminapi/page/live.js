@@ -180,7 +180,7 @@ async function* stream(method, signal) {
 function report(error) {
   const isUnknown = error.code === "unauthenticated";
   if (isUnknown || error.code === "permission_denied") {
-    asker = document.activeElement === byID("token") ? asker : document.activeElement;
+    asker = byID("ask").contains(document.activeElement) ? asker : document.activeElement;
     byID("ask").hidden = false;
     byID("dismiss").hidden = isUnknown;
     byID("token").focus({ preventScroll: true });

@@ -476,7 +476,7 @@
     const args = parts.every((one) => isWord(one.name)) ? parts.map((one) => `${one.name}=${value(one)}`).join(", ")
       : `{${parts.map((one) => `${JSON.stringify(one.name)}: ${value(one)}`).join(", ")}}`;
     const call = `(${JSON.stringify(spec.pipeline)}, ${args})`;
-    // Pieces of one text are written on; those of several outputs are named.
+    // Chunks of a single text output are printed as running text, other chunks with the names of their outputs.
     const isText = spec.outputs?.length === 1 && !spec.outputs[0].optional && kindOf(spec.outputs[0]) === "text";
     const printing = isText ? 'print(chunk.value, end="", flush=True)' : "print(chunk)";
     return [

@@ -183,7 +183,7 @@ func (s *set) endLoad(e modelLoaded) {
 		}
 		s.loaded.Store(r.ID, loaded)
 		s.fit(items...)
-		s.reconcile(now, r.ID) // it may have been unloaded and claimed again since the registry heard of it
+		s.reconcile(now, r.ID) // the registry may show an unload and a new claim, later than this load
 	case errors.Is(e.err, runner.ErrCrashed):
 		// RuntimeLost takes the place of this report.
 	case r.State() == modelcache.Loading:

@@ -145,7 +145,7 @@ func TestClientOfThePythonSDKKeepsItsPromises(t *testing.T) {
 		return nil, fronttest.Fault(fault.Reason(r.Pipeline))
 	}}, nil, transport.Settings{}))
 	t.Cleanup(faults.Close)
-	strict, strangers := serveCertified(t)
+	strict, strangers := serveMutualTLS(t)
 	var reasons []string
 	for _, r := range fault.Reasons() {
 		reasons = append(reasons, string(r))
@@ -165,13 +165,13 @@ func TestClientOfThePythonSDKKeepsItsPromises(t *testing.T) {
 		t.Errorf("%v\n%s", err, said)
 	}
 	if n := strangers.Load(); n != 2 {
-		t.Errorf("of two calls without a certificate there are %d connections", n)
+		t.Errorf("two calls without a certificate made %d connections, want 2: a refusal must not be retried", n)
 	}
 }
 
-// serveCertified serves a gateway's front to clients with a certificate. It returns where, and with which
+// serveMutualTLS serves a gateway's front to clients with a certificate. It returns where, and with which
 // certificates, as the environment of a test, and the count of connections without one.
-func serveCertified(t *testing.T) (environment []string, strangers *atomic.Int64) {
+func serveMutualTLS(t *testing.T) (environment []string, strangers *atomic.Int64) {
 	t.Helper()
 	authority := testbed.NewAuthority(t)
 	cert, key := authority.Certificate("client")

@@ -40,13 +40,13 @@ type mesh struct {
 	release string
 	helm    *action.Configuration
 	values  map[string]any
-	// gateway is the address of the Service.
+	// gateway is where callers send requests: the Service, unless a test replaces it.
 	gateway string
 }
 
 // The subtests share one release, and follow each other.
 func TestChartRunsTheDigits(t *testing.T) {
-	t.Logf("the node was ready after %s", shared.started.Round(100*time.Millisecond))
+	t.Logf("the cluster was ready after %s", shared.started.Round(100*time.Millisecond))
 	m := &mesh{t: t, release: "digits"}
 	m.ensureBroker()
 	before := m.objects()
@@ -312,7 +312,7 @@ func (m *mesh) uninstall(before []string) {
 	var processes []int
 	for _, pod := range pods {
 		// A scaler may have added a pod just now.
-		if containers := pod.Status.ContainerStatuses; len(containers) > 0 && containers[0].State.Running != nil {
+		if containers := pod.Status.ContainerStatuses; len(containers) > 0 && containers[0].ContainerID != "" {
 			processes = append(processes, m.processOf(pod))
 		}
 	}

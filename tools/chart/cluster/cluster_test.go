@@ -128,12 +128,7 @@ func startCluster(ctx context.Context) (c *cluster, err error) {
 	if err := c.startNode(ctx, &node{name: "first", address: nodeAddress, pods: "10.244.0.0/24", groups: "/"}); err != nil {
 		return c, err
 	}
-	manifest, err := os.Open("testdata/coredns.yaml")
-	if err != nil {
-		return c, err
-	}
-	defer manifest.Close()
-	if err := c.create(ctx, manifest); err != nil {
+	if err := c.createFile(ctx, "testdata/coredns.yaml"); err != nil {
 		return c, err
 	}
 	err = c.await(ctx, "CoreDNS answers", func() bool {
@@ -252,6 +247,16 @@ spec:
 			t.Error(err)
 		}
 	}
+}
+
+// createFile creates the objects of a manifest file.
+func (c *cluster) createFile(ctx context.Context, path string) error {
+	manifest, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer manifest.Close()
+	return c.create(ctx, manifest)
 }
 
 // create creates the objects of a manifest.

@@ -150,11 +150,7 @@ func (c *cluster) startKEDA(t *testing.T) {
 		manifests = append(manifests, c.programs["config"]+"/"+name+".yaml")
 	}
 	for _, path := range manifests {
-		file, err := os.Open(path)
-		if err == nil {
-			err = errors.Join(c.create(ctx, file), file.Close())
-		}
-		if err != nil {
+		if err := c.createFile(ctx, path); err != nil {
 			t.Fatalf("%s: %v", path, err)
 		}
 	}

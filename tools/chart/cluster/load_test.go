@@ -76,11 +76,14 @@ func (p picture) ask(ctx context.Context, client *http.Client, gateway string) (
 // newClient returns a client that keeps connections, or one with a new connection for each request.
 func newClient(reconnects bool) (client *http.Client, disconnect func()) {
 	transport := &http.Transport{DisableKeepAlives: reconnects}
-	return &http.Client{Transport: transport, Timeout: 10 * time.Second}, transport.CloseIdleConnections
+	return &http.Client{Transport: transport, Timeout: callerPatience}, transport.CloseIdleConnections
 }
 
-// load is four callers of the Service, of which two connect anew for each request. Each waits a
-// moment between requests, so that the node has time for everything else.
+// callerPatience is how long callers wait for an answer.
+const callerPatience = 10 * time.Second
+
+// load is four callers of one address, the Service or a gateway. Two of them connect anew for each
+// request. Each waits a moment between requests, so that the node has time for everything else.
 type load struct {
 	stop    context.CancelFunc
 	callers sync.WaitGroup

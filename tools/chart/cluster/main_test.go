@@ -34,7 +34,7 @@ const (
 	folder = "/run/node"
 	// nodeAddress is the address of the first node, and of the API server.
 	nodeAddress = "10.200.0.1"
-	// resolvConf is how pods of the tests' namespace resolve names, and so does the node: by CoreDNS.
+	// resolvConf makes the tests resolve names as pods of their namespace do, by CoreDNS.
 	resolvConf = "nameserver " + dnsAddress + "\nsearch " + namespace + ".svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n"
 )
 
@@ -189,13 +189,9 @@ func initialise() (code int, err error) {
 	if err := copySettings(); err != nil {
 		return 1, err
 	}
-	for _, line := range []string{
-		"link set lo up", "link add node0 type veth peer name node1", "address add " + nodeAddress + "/24 dev node0",
-		"link set node0 up", "link set node1 up", "route add default dev node0",
-	} {
-		if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
-			return 1, fmt.Errorf("ip %s: %w: %s", line, err, out)
-		}
+	if err := runLines("ip link set lo up", "ip link add node0 type veth peer name node1", "ip address add "+nodeAddress+"/24 dev node0",
+		"ip link set node0 up", "ip link set node1 up", "ip route add default dev node0"); err != nil {
+		return 1, err
 	}
 	if err := errors.Join(os.Setenv(roleVariable, "tests"), os.Setenv("TMPDIR", folder+"/tmp"), os.Setenv("HOME", folder)); err != nil {
 		return 1, err
@@ -233,7 +229,12 @@ func copySettings() error {
 			return err
 		}
 	}
-	for _, line := range settingMounts() {
+	return runLines(settingMounts()...)
+}
+
+// runLines runs commands one after the other, until one fails.
+func runLines(lines ...string) error {
+	for _, line := range lines {
 		words := strings.Fields(line)
 		if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w: %s", line, err, out)

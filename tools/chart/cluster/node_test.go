@@ -175,11 +175,8 @@ func (c *cluster) addNode(t *testing.T) (n *node, kill func()) {
 	}, settingMounts()...) {
 		commands = append(commands, strings.Join(n.enter, " ")+" "+line)
 	}
-	for _, line := range commands {
-		words := strings.Fields(line)
-		if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v: %s", line, err, out)
-		}
+	if err := runLines(commands...); err != nil {
+		t.Fatal(err)
 	}
 	// Kubelet makes control groups of pods in one that exists, in each hierarchy.
 	hierarchies, err := filepath.Glob("/sys/fs/cgroup/*/kubepods")

@@ -29,7 +29,7 @@ pipelines:
   work: {timeout: 60s, durability: file, steps: [{name: work, stage: work}]}
 `
 
-// unreachable is how long Kubernetes leaves pods on a node that it cannot reach.
+// unreachable lets Kubernetes replace pods two seconds after their node is unreachable.
 var unreachable = map[string]any{"tolerations": []any{
 	map[string]any{"key": corev1.TaintNodeUnreachable, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 2},
 }}
@@ -40,12 +40,7 @@ var unreachable = map[string]any{"tolerations": []any{
 func TestNodeDies(t *testing.T) {
 	m := &mesh{t: t, release: "spread"}
 	m.ensureBroker() // on the first node, as DNS is
-	manifest, err := os.Open("testdata/brokers.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer manifest.Close()
-	if err := shared.create(t.Context(), manifest); err != nil {
+	if err := shared.createFile(t.Context(), "testdata/brokers.yaml"); err != nil {
 		t.Fatal(err)
 	}
 	m.awaitBrokers(2)
@@ -63,22 +58,21 @@ func TestNodeDies(t *testing.T) {
 		"mesh": durableMesh, "insecure": true, "nats": map[string]any{"url": "nats://brokers:4222"}, "stages": map[string]any{"work": two}, "defaults": unreachable,
 	}}
 	durable.install()
-	direct := *m
-	direct.gateway = m.spread("gateway")
+	other := m.checkSpread("gateway")
 	for _, part := range []string{"stage-decode", "stage-classify", "stage-label"} {
-		m.spread(part)
+		m.checkSpread(part)
 	}
-	durable.spread("stage-work")
-	durable.gateway = durable.spread("gateway")
+	durable.checkSpread("stage-work")
+	durable.gateway = durable.checkSpread("gateway")
 	if broker, err := shared.client.CoreV1().Pods(namespace).Get(t.Context(), "brokers-2", metav1.GetOptions{}); err != nil || broker.Spec.NodeName != second.name {
 		t.Fatalf("the third broker is on the node %q: %v", broker.Spec.NodeName, err)
 	}
 	m.underLoad(func() {})
 	for _, pod := range m.pods("") {
-		m.hasWorked(pod)
+		m.checkServed(pod)
 	}
 
-	service, survivor := startLoad(t, m.gateway), startLoad(t, direct.gateway)
+	service, survivor := startLoad(t, m.gateway), startLoad(t, other)
 	var asked, refused atomic.Int64
 	stop := durable.askSteadily(10, func(ctx context.Context, client *http.Client) error {
 		return durable.askDurably(ctx, client, fmt.Sprintf("key-%d", asked.Add(1)), &refused)
@@ -118,25 +112,31 @@ func TestNodeDies(t *testing.T) {
 	t.Logf("Kubernetes noticed after %s, all pods were back after %s", noticed.Sub(begin).Round(time.Second), back.Sub(begin).Round(time.Second))
 	t.Logf("through the Service: %d answers, %d failed, the slowest took %s", service.right, len(service.wrong), service.slowest.Round(time.Millisecond))
 	t.Logf("through the other gateway: %d answers, %d failed, the slowest took %s", survivor.right, len(survivor.wrong), survivor.slowest.Round(time.Millisecond))
-	t.Logf("durable requests: %d, of which none is lost; the gateway refused %d while it was disconnected, which came again", asked.Load(), refused.Load())
+	t.Logf("durable requests: %d; the gateway refused %d attempts with BROKER_UNAVAILABLE, which were retried", asked.Load(), refused.Load())
 	for _, wrong := range survivor.wrong {
 		t.Errorf("through the other gateway: %s", wrong)
+	}
+	if i := slices.IndexFunc(service.failedAt, func(at time.Time) bool { return at.Before(begin.Add(-callerPatience)) }); i >= 0 {
+		t.Errorf("through the Service, before the node died: %s", service.wrong[i])
+	}
+	if n := len(service.wrong); n > 40 {
+		t.Errorf("%d requests through the Service failed", n)
 	}
 	for _, wrong := range service.wrong {
 		if !strings.Contains(wrong, "no route to host") && !strings.Contains(wrong, "Client.Timeout") {
 			t.Errorf("through the Service: %s", wrong)
 		}
 	}
-	// The kernel keeps for two minutes where a connection of a node leads that was never answered, also for the
-	// next connection with the same port.
+	// Conntrack keeps an unanswered connection for two minutes. A new connection with the same source port follows
+	// it to the dead gateway.
 	late := slices.DeleteFunc(service.failedAt, func(at time.Time) bool { return at.Before(noticed.Add(5 * time.Second)) })
 	if len(late) > 5 {
 		t.Errorf("%d requests through the Service failed that began 5s or more after Kubernetes noticed", len(late))
 	}
 }
 
-// spread checks that a part has a pod on each node, and returns the address of callers on the first one's.
-func (m *mesh) spread(part string) string {
+// checkSpread fails the test unless a part has a pod on each node. It returns the URL of the pod on the first node.
+func (m *mesh) checkSpread(part string) string {
 	m.t.Helper()
 	on := map[string]string{}
 	for _, pod := range m.pods(part) {
@@ -148,8 +148,8 @@ func (m *mesh) spread(part string) string {
 	return on["first"]
 }
 
-// hasWorked checks by a pod's metrics that requests went through it.
-func (m *mesh) hasWorked(pod corev1.Pod) {
+// checkServed fails the test unless a pod's metrics count a request.
+func (m *mesh) checkServed(pod corev1.Pod) {
 	m.t.Helper()
 	page, err := scrape(m.t.Context(), pod)
 	if err != nil {

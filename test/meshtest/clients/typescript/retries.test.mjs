@@ -151,8 +151,8 @@ test("a gateway that cannot be reached is disconnected", async () => {
   assert.deepEqual([fault.reason, fault.sent, fault.retryable, fault.key], ["DISCONNECTED", false, true, ""]);
 });
 
-// As where a router loses its way: before the connection is made, and when the request is sent.
-test("a network that ends has not the request only before the connection", async (t) => {
+// The error occurs while connecting, or after the request was sent.
+test("a network error is unsent only while connecting", async (t) => {
   let fail;
   const server = net.createServer((socket) => socket.on("error", () => {}).once("data", () => fail()));
   await once(server.listen(0, "127.0.0.1"), "listening");
