@@ -330,7 +330,12 @@ func TestNoAliasPointsAtNothing(t *testing.T) {
 		testbed.Eventually(t, "the model is known", func() bool { return has(gateways[1], id) })
 	}
 	for i := range 2 {
-		expect(t, "delete", gateways[0].DeleteAlias(t.Context(), model.ID(fmt.Sprint("a", i)), ""), "")
+		name := model.ID(fmt.Sprint("a", i))
+		expect(t, "delete", gateways[0].DeleteAlias(t.Context(), name, ""), "")
+		testbed.Eventually(t, "another gateway knows that the alias is deleted", func() bool {
+			_, err := gateways[1].Alias(name, "")
+			return err != nil
+		})
 	}
 	for i := range 3 {
 		expect(t, "unregister", gateways[1].Unregister(t.Context(), model.ID(fmt.Sprint("m", i))), "")
