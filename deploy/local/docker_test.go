@@ -438,11 +438,7 @@ func TestDockerRunsTheStack(t *testing.T) {
 	}
 	e.checkPrivileges()
 	gateway := "http://" + e.do("port", "gateway", "8080")
-	for number := range 50 {
-		if err := read(t.Context(), gateway, number); err != nil {
-			t.Error(err)
-		}
-	}
+	readAll(t, gateway)
 	awaitTrace(t, "http://"+e.do("port", "jaeger", "16686"))
 	awaitTargets(t, "http://"+e.do("port", "prometheus", "9090"), 4)
 
@@ -491,11 +487,7 @@ func TestDockerRunsTheStack(t *testing.T) {
 		e.do("up", "--build", "--wait")
 		e.checkPrivileges()
 		gateway := "http://" + e.do("port", "gateway", "8080")
-		for number := range 50 {
-			if err := read(t.Context(), gateway, number); err != nil {
-				t.Errorf("%s: %v", variant, err)
-			}
-		}
+		readAll(t, gateway)
 		if image := e.do("ps", "--format", "{{.Image}}", "classify"); image != "stagemesh-"+variant+":dev" {
 			t.Errorf("%s: classify is of the image %s", variant, image)
 		}

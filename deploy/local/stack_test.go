@@ -115,6 +115,16 @@ func read(ctx context.Context, gateway string, number int) error {
 	return nil
 }
 
+// readAll sends each of the fifty images to a gateway, and fails the test unless all answers are right.
+func readAll(t *testing.T, gateway string) {
+	t.Helper()
+	for number := range 50 {
+		if err := read(t.Context(), gateway, number); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // checkShows checks that each panel of a dashboard shows something of the stage.
 func (d dashboard) checkShows(t *testing.T, name, stage string, ask func(*testing.T, string) []float64) {
 	t.Helper()
@@ -189,11 +199,7 @@ func TestStackServesScalesAndShowsMetrics(t *testing.T) {
 	}
 	started(t, group)
 	gateway := s.url("gateway", 8080)
-	for number := range 50 {
-		if err := read(t.Context(), gateway, number); err != nil {
-			t.Error(err)
-		}
-	}
+	readAll(t, gateway)
 	prometheus := s.url("prometheus", 9090)
 	awaitTargets(t, prometheus, 4)
 	awaitTrace(t, s.url("jaeger", 16686))

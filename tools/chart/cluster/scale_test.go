@@ -39,7 +39,7 @@ func TestAutoscalerFollowsHostsWanted(t *testing.T) {
 	m.install()
 	r := m.replicasOf("slow-stagemesh-stage-work")
 	begin := time.Now()
-	stop := m.askSteadily(30, m.askToWork)
+	stop := m.askSteadily(30, func(ctx context.Context, client *http.Client) error { return m.work(ctx, client, "") })
 	r.follow("four hosts", func(now int32) bool { return now == 4 })
 	grown := time.Since(begin)
 	m.awaitRollout(r.deployment)
@@ -132,10 +132,6 @@ func (m *mesh) askSteadily(rate int, ask func(ctx context.Context, client *http.
 	}
 	m.t.Cleanup(stop)
 	return stop
-}
-
-func (m *mesh) askToWork(ctx context.Context, client *http.Client) error {
-	return m.work(ctx, client, "")
 }
 
 // work asks the pipeline work, with an idempotency key if there is one.

@@ -68,7 +68,7 @@ func TestNodeDies(t *testing.T) {
 	}
 	m.underLoad(func() {})
 	for _, pod := range m.pods("") {
-		m.checkServed(pod)
+		m.checkTraffic(pod)
 	}
 
 	service, survivor := startLoad(t, m.gateway), startLoad(t, other)
@@ -147,8 +147,8 @@ func (m *mesh) checkSpread(part string) string {
 	return on["first"]
 }
 
-// checkServed fails the test unless a pod's metrics count a request.
-func (m *mesh) checkServed(pod corev1.Pod) {
+// checkTraffic fails the test unless a pod's metrics count a request.
+func (m *mesh) checkTraffic(pod corev1.Pod) {
 	m.t.Helper()
 	page, err := scrape(m.t.Context(), pod)
 	if err != nil {
