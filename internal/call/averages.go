@@ -45,9 +45,12 @@ func smooth[K comparable, V float64 | time.Duration](all map[K]V, key K, value V
 
 // observe adds a request that has ended.
 func (a *averages) observe(name pipeline.Name, branches []graph.Branch, durations map[pipeline.StepName]time.Duration) {
-	counts := map[string]float64{}
+	var counts map[string]float64
 	for _, b := range branches {
 		if b.Block == graph.Map && b.Status == graph.Done {
+			if counts == nil {
+				counts = map[string]float64{}
+			}
 			counts[withoutIndices(b.Path)] += float64(b.Items)
 		}
 	}
@@ -69,14 +72,14 @@ func (a *averages) observe(name pipeline.Name, branches []graph.Branch, duration
 	}
 }
 
-// stepDurations returns a copy of the steps' average durations, nil if none are known.
-func (a *averages) stepDurations(name pipeline.Name) map[pipeline.StepName]time.Duration {
+// stepDuration returns the average duration of a step, 0 if it is not known.
+func (a *averages) stepDuration(name pipeline.Name, step pipeline.StepName) time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if one := a.pipelines[name]; one != nil {
-		return maps.Clone(one.durations)
+		return one.durations[step]
 	}
-	return nil
+	return 0
 }
 
 // report reports the items of maps.
@@ -117,11 +120,7 @@ func (w *work) add(other work) {
 // checkWork returns why the work ahead of what every request runs leaves a request too little time: with
 // as many items in maps as is usual.
 func (s *Service) checkWork(x *call) *fault.Fault {
-	hops := map[pipeline.StepName]*pipeline.Hop{}
-	for i := range x.env.Route {
-		hops[x.env.Route[i].Step] = &x.env.Route[i]
-	}
-	factors := s.FanFactors(x.env.Pipeline)
+	var factors map[string]float64
 	var ahead func(steps []pipeline.Step, path string, items float64) work
 	ahead = func(steps []pipeline.Step, path string, items float64) (out work) {
 		for i := range steps {
@@ -129,10 +128,13 @@ func (s *Service) checkWork(x *call) *fault.Fault {
 			at := path + string(step.Name)
 			switch {
 			case !step.IsBlock():
-				hop := hops[step.Name]
+				hop := x.hopOf(step.Name)
 				wait := s.availability.WaitOf(hop, x.env, items)
 				out.add(work{wait, wait, hop})
 			case step.Map != nil:
+				if factors == nil {
+					factors = s.FanFactors(x.env.Pipeline)
+				}
 				out.add(ahead(step.Map.Steps, at+"/", cmp.Or(factors[at], items)))
 			case step.Parallel != nil && step.Parallel.Quorum == 0:
 				var slowest work

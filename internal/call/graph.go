@@ -3,6 +3,7 @@ package call
 import (
 	"cmp"
 	"context"
+	"crypto/sha1" //nolint:gosec // of pieceID
 	"errors"
 	"maps"
 	"slices"
@@ -45,15 +46,17 @@ type graphRun struct {
 	timers  []graph.Timer
 	// alone is a piece to run on the call's own goroutine, because nothing else runs; nil for none. It has
 	// no context of its own: cancel ends it with the whole run.
-	alone  func() endedPiece
+	alone  *graph.Start
 	cancel context.CancelCauseFunc
 	// ended receives each piece that ran on its own goroutine, places a free place while isWaiting is true.
+	// They are nil before the first.
 	ended     chan endedPiece
 	places    chan struct{}
 	isWaiting bool
 	pieces    sync.WaitGroup
-	metadata  map[string]string
-	chunks    uint64
+	// metadata are nil before the first.
+	metadata map[string]string
+	chunks   uint64
 
 	// seq is the number of the record, 0 for a request that ends with its gateway; started are the steps
 	// whose results it may have. resumedAt is when this gateway took the request over, zero for one of its
@@ -72,10 +75,7 @@ type graphRun struct {
 }
 
 func newGraphRun(p *pipeline.Pipeline, memory *budget.Account) *graphRun {
-	return &graphRun{
-		pipeline: p, memory: memory.Part(), running: map[int]context.CancelFunc{},
-		ended: make(chan endedPiece), places: make(chan struct{}), metadata: map[string]string{},
-	}
+	return &graphRun{pipeline: p, memory: memory.Part(), running: map[int]context.CancelFunc{}}
 }
 
 // endedPiece is how a piece has ended.
@@ -89,11 +89,8 @@ type endedPiece struct {
 // admitGraph checks that the stages that every request needs have hosts. Each step is admitted when
 // it runs.
 func (s *Service) admitGraph(ctx context.Context, x *call) *fault.Fault {
-	needed := map[pipeline.StepName]bool{}
-	addNeeded(needed, x.graph.pipeline.Steps)
-	route := slices.DeleteFunc(slices.Clone(x.env.Route), func(h pipeline.Hop) bool { return !needed[h.Step] })
 	var f *fault.Fault
-	if len(route) > 0 {
+	if route := x.appendNeeded(nil, x.graph.pipeline.Steps); len(route) > 0 {
 		f = s.availability.CheckHosts(ctx, route, x.env.Durability)
 	}
 	if f == nil && !x.waitForCapacity {
@@ -108,21 +105,34 @@ func (s *Service) admitGraph(ctx context.Context, x *call) *fault.Fault {
 	return f
 }
 
-// addNeeded adds the steps that run for every request: stages, and those in the branches of a parallel
-// block whose fault is the request's.
-func addNeeded(to map[pipeline.StepName]bool, steps []pipeline.Step) {
+// appendNeeded appends the hops of the steps that run for every request: stages, and those in the branches
+// of a parallel block whose fault is the request's.
+func (x *call) appendNeeded(route []pipeline.Hop, steps []pipeline.Step) []pipeline.Hop {
 	for i := range steps {
 		switch p := steps[i].Parallel; {
 		case !steps[i].IsBlock():
-			to[steps[i].Name] = true
+			if hop := x.hopOf(steps[i].Name); hop != nil {
+				route = append(route, *hop)
+			}
 		case p != nil && p.Quorum == 0:
-			for _, b := range p.Branches {
-				if !b.Optional && b.Missing == nil {
-					addNeeded(to, b.Steps)
+			for _, list := range steps[i].Lists() {
+				if b := p.Branches[list.Name]; !b.Optional && b.Missing == nil {
+					route = x.appendNeeded(route, list.Steps)
 				}
 			}
 		}
 	}
+	return route
+}
+
+// hopOf returns the hop of a step; nil if it has none, which is so in damaged records alone.
+func (x *call) hopOf(step pipeline.StepName) *pipeline.Hop {
+	for i := range x.env.Route {
+		if x.env.Route[i].Step == step {
+			return &x.env.Route[i]
+		}
+	}
+	return nil
 }
 
 // runGraph runs the blocks, and returns when no piece is left.
@@ -142,8 +152,10 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 	x.advance(ctx, func(now time.Time) graph.Actions {
 		g.machine = graph.New(g.pipeline, graph.Request{
 			ID: x.env.RequestID, Tenant: x.env.Tenant, Inputs: x.env.Parts, Parameters: x.request.Parameters, Metadata: x.request.Metadata, Deadline: x.env.Deadline, IsComplete: x.request.IsComplete,
-			StepDurations: x.service.averages.stepDurations(x.env.Pipeline),
-			Spec:          func(stage pipeline.StageName) *stagev1.Spec { return specs[string(stage)] },
+			StepDuration: func(step pipeline.StepName) time.Duration {
+				return x.service.averages.stepDuration(x.env.Pipeline, step)
+			},
+			Spec: func(stage pipeline.StageName) *stagev1.Spec { return specs[string(stage)] },
 		})
 		return g.machine.Start(now)
 	})
@@ -166,7 +178,8 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 // summarise adds the branches to the timeline and the metrics, and ends their spans.
 func (x *call) summarise() {
 	m := x.graph.machine
-	x.steps, x.graph.branches = summed(x.steps), branchesOf(m, x.env)
+	x.steps = sum(x.steps)
+	x.graph.branches = branchesOf(m, x.env)
 	x.traceBranches()
 	x.endSpans("", time.Now())
 	if m.Outcome() == nil {
@@ -229,10 +242,10 @@ func (x *call) awaitGraph(ctx context.Context) error {
 // runAlone runs the piece that runs alone.
 func (x *call) runAlone(ctx context.Context) error {
 	g := x.graph
-	run := g.alone
+	start := g.alone
 	g.alone = nil
-	x.pending.setInterrupt(func() { g.cancel(nil) })
-	e := run()
+	x.pending.setInterrupt(g.cancel)
+	e := x.runPiece(ctx, start, x.spanOf(parentPath(start.Path), time.Now()))
 	x.pending.setInterrupt(nil)
 	if f, _ := x.pending.outcome(); f != nil {
 		return f
@@ -261,7 +274,11 @@ func (x *call) handlePiece(ctx context.Context, e endedPiece) {
 		if err != nil {
 			return g.machine.Failed(e.id, fault.From(err), now)
 		}
-		maps.Copy(g.metadata, e.response.Metadata)
+		if g.metadata == nil {
+			g.metadata = maps.Clone(e.response.Metadata)
+		} else {
+			maps.Copy(g.metadata, e.response.Metadata)
+		}
 		g.chunks = max(g.chunks, e.response.Chunks)
 		return g.machine.Answered(e.id, e.response.Outputs, now)
 	})
@@ -284,7 +301,11 @@ func (x *call) advance(ctx context.Context, happened func(now time.Time) graph.A
 	if len(do.Stop) > 0 {
 		g.timers = slices.DeleteFunc(g.timers, func(t graph.Timer) bool { return slices.Contains(do.Stop, t.ID) })
 	}
-	g.waiting = append(g.waiting, do.Start...)
+	if len(g.waiting) == 0 {
+		g.waiting = do.Start
+	} else {
+		g.waiting = append(g.waiting, do.Start...)
+	}
 	x.fillPlaces(ctx)
 }
 
@@ -298,6 +319,9 @@ func (x *call) fillPlaces(ctx context.Context) {
 		return
 	}
 	g.isWaiting = true
+	if g.places == nil {
+		g.places = make(chan struct{})
+	}
 	g.pieces.Go(func() {
 		if x.service.pieces.Acquire(ctx, 1) != nil {
 			return
@@ -326,41 +350,46 @@ func (x *call) takePlace(ctx context.Context) {
 
 // startNext starts the first of the pieces that wait; it has a place.
 func (x *call) startNext(ctx context.Context) {
-	g, start, whole := x.graph, x.graph.waiting[0], ctx
+	g, start := x.graph, &x.graph.waiting[0]
 	isAlone := len(g.running) == 0 && len(g.waiting) == 1 && len(g.timers) == 0 && !g.isWaiting && !x.env.StoresResult() && start.Deadline.Equal(x.env.Deadline)
 	g.waiting = g.waiting[1:]
 	if g.seq != 0 {
 		g.started = append(g.started, pieceID(x.env.RequestID, start.Path))
 	}
-	span := x.spanOf(parentPath(start.Path), time.Now())
-	run := func(ctx context.Context) endedPiece {
-		out := x.runPiece(ctx, start, span)
-		x.service.pieces.Release(1)
-		out.id = start.ID
-		return out
-	}
 	if isAlone {
 		g.running[start.ID] = func() {} // nothing else runs that could cancel it
-		g.alone = func() endedPiece { return run(ctx) }
+		g.alone = start
 		return
 	}
-	ctx, leave := context.WithCancelCause(ctx)
-	ctx, cancel := context.WithDeadline(ctx, start.Deadline)
+	if g.ended == nil {
+		g.ended = make(chan endedPiece)
+	}
+	span, copied := x.spanOf(parentPath(start.Path), time.Now()), *start // the others of the slice may end later
+	own, leave := context.WithCancelCause(ctx)
 	g.running[start.ID] = func() { leave(errBranchEnded) }
 	g.pieces.Go(func() {
 		defer leave(nil)
+		own, cancel := context.WithDeadline(own, start.Deadline)
 		defer cancel()
-		g.sendEnded(whole, run(ctx))
+		g.sendEnded(ctx, x.runPiece(own, &copied, span))
 	})
 }
 
-// pieceID returns the ID of a piece: the same for the same step of the same request.
+// pieceID returns the ID of a piece: the same for the same step of the same request, as a UUID of
+// version 5. uuid.NewSHA1 makes it with five allocations.
 func pieceID(request pipeline.RequestID, path string) pipeline.RequestID {
-	return pipeline.RequestID(uuid.NewSHA1(uuid.MustParse(string(request)), []byte(path)).String())
+	var buffer [256]byte
+	space := uuid.MustParse(string(request))
+	sum := sha1.Sum(append(append(buffer[:0], space[:]...), path...)) //nolint:gosec // version 5 has this hash
+	id := uuid.UUID(sum[:16])
+	id[6], id[8] = id[6]&0x0f|0x50, id[8]&0x3f|0x80
+	return pipeline.RequestID(id.String())
 }
 
-// runPiece runs one step. In a kept graph it goes on until the step has a result, or the context ends.
-func (x *call) runPiece(ctx context.Context, start graph.Start, span trace.Span) endedPiece {
+// runPiece runs one step, and frees its place. In a kept graph it goes on until the step has a result, or
+// the context ends.
+func (x *call) runPiece(ctx context.Context, start *graph.Start, span trace.Span) endedPiece {
+	defer x.service.pieces.Release(1)
 	for {
 		out, hasResult := x.tryPiece(ctx, start, span)
 		if hasResult || !x.retriesPiece(out.err) || process.Sleep(ctx, outagePause) != nil {
@@ -371,14 +400,21 @@ func (x *call) runPiece(ctx context.Context, start graph.Start, span trace.Span)
 
 // tryPiece runs one step once, and reports whether the step has a result then. After the first steps it
 // waits for a place in a full queue, until the deadline, so that work that was done is not lost.
-func (x *call) tryPiece(ctx context.Context, start graph.Start, span trace.Span) (out endedPiece, hasResult bool) {
-	env := *x.env
-	hop := slices.IndexFunc(x.env.Route, func(h pipeline.Hop) bool { return h.Step == start.Step.Name })
-	if hop < 0 { // of a damaged record
+func (x *call) tryPiece(ctx context.Context, start *graph.Start, span trace.Span) (out endedPiece, hasResult bool) {
+	out.id = start.ID
+	hop := x.hopOf(start.Step.Name)
+	if hop == nil {
 		out.err = fault.Newf(fault.Internal, "step %s is not in the request's route", start.Step.Name)
 		return out, true
 	}
-	env.RequestID, env.Path, env.Route = pieceID(x.env.RequestID, start.Path), start.Path, []pipeline.Hop{x.env.Route[hop]}
+	made := &struct { // one allocation
+		call    call
+		request request.Request
+		env     envelope.Envelope
+		route   [1]pipeline.Hop
+	}{env: *x.env, route: [1]pipeline.Hop{*hop}}
+	piece, env := &made.call, &made.env
+	env.RequestID, env.Path, env.Route = pieceID(x.env.RequestID, start.Path), start.Path, made.route[:]
 	env.Parts, env.Kept, env.Deadline, env.Timings = start.Parts, start.Kept, start.Deadline, nil
 	env.IdempotencyKey, env.StoreResult = "", x.isKept() && x.env.StoreResult
 	env.ExecutionID = pipeline.ExecutionID(env.RequestID) // of a kept graph; others have new ones
@@ -392,14 +428,14 @@ func (x *call) tryPiece(ctx context.Context, start graph.Start, span trace.Span)
 	env.TakesChunks = emit != nil
 	copies := x.graph.memory.Part()
 	defer copies.Close()
-	own := &request.Request{Pipeline: x.request.Pipeline, ByModel: x.request.ByModel, LossyChunks: x.request.LossyChunks, Trace: x.request.Trace, Origin: x.request.Origin}
-	piece := &call{
-		service: x.service, request: incoming{Request: own, label: x.request.label}, env: &env, tenant: x.tenant, emit: emit,
+	made.request = request.Request{Pipeline: x.request.Pipeline, ByModel: x.request.ByModel, LossyChunks: x.request.LossyChunks, Trace: x.request.Trace, Origin: x.request.Origin}
+	*piece = call{
+		service: x.service, request: incoming{Request: &made.request, label: x.request.label}, env: env, tenant: x.tenant, emit: emit,
 		waitForCapacity: x.waitForCapacity || !start.IsFirst, span: span, published: untraced, copies: copies,
 	}
 	response, err, isStored := x.storedPiece(ctx, piece)
 	if !isStored {
-		if _, f := x.service.placeModels(&env); f != nil {
+		if _, f := x.service.placeModels(env); f != nil {
 			out.err = f
 			return out, false
 		}
@@ -411,7 +447,7 @@ func (x *call) tryPiece(ctx context.Context, start graph.Start, span trace.Span)
 	}
 	out.response, out.steps = response, piece.steps
 	if err != nil {
-		out.err = deadlineFault(fault.From(err), &env).At(string(start.Step.Stage), string(start.Step.Name), "")
+		out.err = deadlineFault(fault.From(err), env).At(string(start.Step.Stage), string(start.Step.Name), "")
 	}
 	return out, isStored || piece.progress.isFinal
 }
@@ -424,15 +460,18 @@ func (x *call) endGraph(ctx context.Context, o *graph.Outcome) (*request.Respons
 		o.Partial[i] = withoutIndices(path)
 	}
 	if len(o.Partial) > 0 {
+		if g.metadata == nil {
+			g.metadata = map[string]string{}
+		}
 		slices.Sort(o.Partial)
 		g.metadata[request.Partial] = strings.Join(slices.Compact(o.Partial), ",")
 	}
-	reply := x.env.NewReply()
-	reply.Timings, reply.Parts, reply.Fault, reply.Metadata, reply.Seq = x.steps, o.Outputs, o.Fault, g.metadata, g.chunks+1
-	if o.Fault != nil {
-		reply.Parts, reply.Metadata = nil, nil
-	}
 	if x.env.StoresResult() {
+		reply := x.env.NewReply()
+		reply.Timings, reply.Parts, reply.Fault, reply.Metadata, reply.Seq = x.steps, o.Outputs, o.Fault, g.metadata, g.chunks+1
+		if o.Fault != nil {
+			reply.Parts, reply.Metadata = nil, nil
+		}
 		isFirst, err := x.storeGraph(ctx, reply)
 		if errors.Is(err, bus.ErrTooLarge) {
 			o.Fault = fault.Newf(fault.OutputTooLarge, "the outputs are too large to store: %w", err)
@@ -499,15 +538,14 @@ func (g *graphRun) sendEnded(ctx context.Context, out endedPiece) {
 // slowestItems is how many items of a map are in the timeline, for each step.
 const slowestItems = 3
 
-// summed returns a timeline with the slowest items of maps alone, of at most pipeline.MaxSteps
-// entries.
-func summed(steps []request.StepTiming) []request.StepTiming {
-	out := slices.Clone(steps)
+// sum returns a timeline with the slowest items of maps alone, of at most pipeline.MaxSteps entries, in
+// the space of the whole one.
+func sum(steps []request.StepTiming) []request.StepTiming {
 	if len(steps) > slowestItems {
-		out = keepSlowest(out)
+		steps = keepSlowest(steps)
 	}
-	slices.SortStableFunc(out, func(a, b request.StepTiming) int { return cmp.Compare(a.Arrival, b.Arrival) })
-	return out[:min(len(out), pipeline.MaxSteps)]
+	slices.SortStableFunc(steps, func(a, b request.StepTiming) int { return cmp.Compare(a.Arrival, b.Arrival) })
+	return steps[:min(len(steps), pipeline.MaxSteps)]
 }
 
 // keepSlowest keeps the slowest items of each step.

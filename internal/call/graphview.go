@@ -2,6 +2,7 @@ package call
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -143,22 +144,36 @@ func parentPath(path string) string {
 	return path
 }
 
+// branchLabel is what a branch is counted by.
+type branchLabel struct {
+	pipeline pipeline.Name
+	path     string
+	status   graph.Status
+}
+
+func (l branchLabel) options() []metric.AddOption {
+	return []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(
+		attribute.String("pipeline", string(l.pipeline)), attribute.String("branch", l.path), attribute.String("status", string(l.status)),
+	))}
+}
+
 // countBranches counts the branches of a request that has ended, and for how long its joins waited.
 func (m *metrics) countBranches(name pipeline.Name, all []graph.Branch) {
-	ctx, firstEnds := context.Background(), map[string]time.Time{}
-	of := func(labels ...attribute.KeyValue) metric.MeasurementOption {
-		return metric.WithAttributeSet(attribute.NewSet(append(labels, attribute.String("pipeline", string(name)))...))
+	ctx := context.Background()
+	var firstEnds map[string]time.Time // they are in the order of their ends
+	if slices.ContainsFunc(all, func(b graph.Branch) bool { return b.Block == graph.Parallel }) {
+		firstEnds = map[string]time.Time{}
 	}
 	for _, b := range all {
 		path := withoutIndices(b.Path)
 		if b.Block == "" || b.Block == graph.Map {
-			m.branches.Add(ctx, 1, of(attribute.String("branch", path), attribute.String("status", string(b.Status))))
-		}
-		if block := b.Path[:max(0, strings.LastIndexByte(b.Path, '/'))]; firstEnds[block].IsZero() {
-			firstEnds[block] = b.Ended // they are in the order of their ends
+			m.branches.Add(ctx, 1, m.branchLabels.of(branchLabel{name, path, b.Status})...)
 		}
 		if b.Block == graph.Parallel {
-			m.joinWait.Record(ctx, b.Ended.Sub(firstEnds[b.Path]).Seconds(), of(attribute.String("block", path)))
+			m.joinWait.Record(ctx, b.Ended.Sub(firstEnds[b.Path]).Seconds(), metric.WithAttributeSet(attribute.NewSet(attribute.String("pipeline", string(name)), attribute.String("block", path))))
+		}
+		if block := b.Path[:max(0, strings.LastIndexByte(b.Path, '/'))]; firstEnds != nil && firstEnds[block].IsZero() {
+			firstEnds[block] = b.Ended
 		}
 	}
 }

@@ -21,7 +21,8 @@ import (
 type metrics struct {
 	requests, replies, collisions, cancels, keys, chunks, models, shadows, branches, resumed, rejectedStored metric.Int64Counter
 	duration, firstChunk, joinWait                                                                           metric.Float64Histogram
-	labels                                                                                                   labels
+	labels                                                                                                   *labels[requestLabel, *requestOptions]
+	branchLabels                                                                                             *labels[branchLabel, []metric.AddOption]
 	served                                                                                                   served
 }
 
@@ -46,20 +47,21 @@ func newMetrics(s *Service) (*metrics, error) {
 		errs = append(errs, err)
 	}
 	m := &metrics{
-		labels:     labels{made: map[requestLabel]*requestOptions{}},
-		served:     served{byName: map[servedName]*Statistics{}},
-		requests:   counter("stagemesh.gateway.requests", "Requests answered, by pipeline and reason; OK means success."),
-		duration:   seconds("stagemesh.gateway.request_duration", "Time from admission to the final reply.", .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
-		replies:    counter("stagemesh.gateway.dropped_replies", "Replies and cancel messages dropped: late, duplicate, overflow, malformed or malformed_cancel."),
-		collisions: counter("stagemesh.gateway.execution_id_collisions", "Execution IDs that the queue had already seen."),
-		cancels:    counter("stagemesh.gateway.cancelled", "Requests cancelled: deleted from their first queue, notified to hosts, or failed."),
-		keys:       counter("stagemesh.gateway.idempotent_requests", "Requests with an idempotency key: first, follower, stored, mismatch, taken_over; and keys released."),
-		models:     counter("stagemesh.gateway.model_routes", "Steps of one model, by where they go: to its holder, to the host where it was placed, or to its stage's queue."),
-		shadows:    counter("stagemesh.gateway.shadow_requests", "Requests of aliases that a shadow was to run too, by stage and how the answers compare: equal, different, failed or dropped."),
-		branches:   counter("stagemesh.graph.branches", "Branches of blocks, by pipeline, path and status: done, skipped, late, failed or cancelled."),
-		resumed:    counter("stagemesh.graph.resumed", "Durable requests with blocks that this gateway took over, by pipeline."),
-		chunks:     counter("stagemesh.gateway.chunks", "Chunks handed to callers, by pipeline."),
-		firstChunk: seconds("stagemesh.gateway.first_chunk", "Time from admission to the first chunk.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
+		labels:       newLabels(requestLabel.options),
+		branchLabels: newLabels(branchLabel.options),
+		served:       served{byName: map[servedName]*Statistics{}},
+		requests:     counter("stagemesh.gateway.requests", "Requests answered, by pipeline and reason; OK means success."),
+		duration:     seconds("stagemesh.gateway.request_duration", "Time from admission to the final reply.", .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
+		replies:      counter("stagemesh.gateway.dropped_replies", "Replies and cancel messages dropped: late, duplicate, overflow, malformed or malformed_cancel."),
+		collisions:   counter("stagemesh.gateway.execution_id_collisions", "Execution IDs that the queue had already seen."),
+		cancels:      counter("stagemesh.gateway.cancelled", "Requests cancelled: deleted from their first queue, notified to hosts, or failed."),
+		keys:         counter("stagemesh.gateway.idempotent_requests", "Requests with an idempotency key: first, follower, stored, mismatch, taken_over; and keys released."),
+		models:       counter("stagemesh.gateway.model_routes", "Steps of one model, by where they go: to its holder, to the host where it was placed, or to its stage's queue."),
+		shadows:      counter("stagemesh.gateway.shadow_requests", "Requests of aliases that a shadow was to run too, by stage and how the answers compare: equal, different, failed or dropped."),
+		branches:     counter("stagemesh.graph.branches", "Branches of blocks, by pipeline, path and status: done, skipped, late, failed or cancelled."),
+		resumed:      counter("stagemesh.graph.resumed", "Durable requests with blocks that this gateway took over, by pipeline."),
+		chunks:       counter("stagemesh.gateway.chunks", "Chunks handed to callers, by pipeline."),
+		firstChunk:   seconds("stagemesh.gateway.first_chunk", "Time from admission to the first chunk.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
 	}
 	m.joinWait = seconds("stagemesh.graph.join_wait", "Time from the end of the first branch of a parallel block to the end of the block.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30)
 	_, mapErr := s.settings.Meter.Float64ObservableGauge("stagemesh.graph.map_items", metric.WithDescription("Items that a map has for a request, by pipeline and path: the moving mean of the last ones."),
@@ -147,15 +149,37 @@ func (m *metrics) idempotent(outcome string) { count(m.keys, 1, "outcome", outco
 // maxLabels bounds the remembered labels: pipelines come and go.
 const maxLabels = 4096
 
+// labels are the options of an instrument that counts every request, made once for each label: a set of
+// attributes is sorted and hashed when it is made.
+type labels[L comparable, O any] struct {
+	mu     sync.RWMutex
+	byName map[L]O
+	create func(L) O
+}
+
+func newLabels[L comparable, O any](create func(L) O) *labels[L, O] {
+	return &labels[L, O]{byName: map[L]O{}, create: create}
+}
+
+func (l *labels[L, O]) of(label L) O {
+	l.mu.RLock()
+	options, is := l.byName[label]
+	l.mu.RUnlock()
+	if is {
+		return options
+	}
+	options = l.create(label)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.byName) >= maxLabels {
+		clear(l.byName)
+	}
+	l.byName[label] = options
+	return options
+}
+
 // requestLabel is what a request is counted by.
 type requestLabel struct{ pipeline, reason string }
-
-// labels are the options of the instruments that count every request, made once for
-// each label: a set of attributes is sorted and hashed when it is made.
-type labels struct {
-	mu   sync.RWMutex
-	made map[requestLabel]*requestOptions
-}
 
 // requestOptions are the options for one label: of the counter, and of the
 // histogram, which is by pipeline alone.
@@ -164,25 +188,12 @@ type requestOptions struct {
 	duration []metric.RecordOption
 }
 
-func (l *labels) of(o requestLabel) *requestOptions {
-	l.mu.RLock()
-	made := l.made[o]
-	l.mu.RUnlock()
-	if made != nil {
-		return made
-	}
-	of := attribute.String("pipeline", o.pipeline)
-	made = &requestOptions{
-		requests: []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(of, attribute.String("reason", o.reason)))},
+func (l requestLabel) options() *requestOptions {
+	of := attribute.String("pipeline", l.pipeline)
+	return &requestOptions{
+		requests: []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(of, attribute.String("reason", l.reason)))},
 		duration: []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(of))},
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.made) >= maxLabels {
-		clear(l.made)
-	}
-	l.made[o] = made
-	return made
 }
 
 // Statistics are the requests for one pipeline, model or alias that this gateway has answered, and

@@ -1,6 +1,7 @@
 package call
 
 import (
+	"context"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -106,9 +107,9 @@ type pending struct {
 	// that is asked for.
 	location  atomic.Pointer[location]
 	isLocated bool
-	// fault ends the call from outside; interrupt, if set, is called then.
+	// fault ends the call from outside; interrupt, if set, is called then, without a cause.
 	fault     *fault.Fault
-	interrupt func()
+	interrupt context.CancelCauseFunc
 	// isFinal is true once the final reply was delivered.
 	isFinal, isCancelled bool
 	signals              signals
@@ -338,19 +339,19 @@ func (p *pending) failLocked(f *fault.Fault) bool {
 	p.dropLocked()
 	p.wakeLocked()
 	if p.interrupt != nil {
-		p.interrupt()
+		p.interrupt(nil)
 	}
 	return true
 }
 
 // setInterrupt sets a function that is called when the call fails, at once if it has failed already; nil
 // removes it. It runs under the table's lock and must not block.
-func (p *pending) setInterrupt(interrupt func()) {
+func (p *pending) setInterrupt(interrupt context.CancelCauseFunc) {
 	p.table.mu.Lock()
 	defer p.table.mu.Unlock()
 	p.interrupt = interrupt
 	if p.fault != nil && interrupt != nil {
-		interrupt()
+		interrupt(nil)
 	}
 }
 

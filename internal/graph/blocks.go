@@ -124,9 +124,8 @@ func (b *parallel) finish(f *fault.Fault) {
 }
 
 func (m *Machine) runSwitch(s *scope, step *pipeline.Step, path string, in parts, done given) {
-	lists := step.Lists()
-	for i, c := range step.Switch {
-		name := join(path, lists[i].Name)
+	for i, list := range step.Lists() {
+		c, name := step.Switch[i], join(path, list.Name)
 		isMatch, why := c.Else != nil, ""
 		var f *fault.Fault
 		if !isMatch {
@@ -142,7 +141,7 @@ func (m *Machine) runSwitch(s *scope, step *pipeline.Step, path string, in parts
 			m.note(Branch{Path: name, Why: why}, fault.New(c.Fail.Reason, c.Fail.Message))
 			done(nil, withPath(fault.New(c.Fail.Reason, c.Fail.Message), name))
 		default:
-			m.runBranch(s, lists[i], Branch{Path: name, Why: why}, in, done)
+			m.runBranch(s, list, Branch{Path: name, Why: why}, in, done)
 		}
 		return
 	}

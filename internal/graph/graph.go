@@ -40,8 +40,8 @@ type Request struct {
 	IsComplete bool
 	// Spec returns the inputs and outputs of a stage, nil where they are not known.
 	Spec func(pipeline.StageName) *stagev1.Spec
-	// StepDurations are the expected durations of steps; those without one count as 0.
-	StepDurations map[pipeline.StepName]time.Duration
+	// StepDuration returns the expected duration of a step, 0 where it is not known; nil means that none is.
+	StepDuration func(pipeline.StepName) time.Duration
 }
 
 // Start is a step to run.
@@ -124,7 +124,8 @@ type Machine struct {
 	request  Request
 	now      time.Time
 	lastID   int
-	running  map[int]running
+	// running are in the order of their start, and of their IDs.
+	running  []running
 	timers   map[int]timer
 	do       Actions
 	hasRun   bool
@@ -136,6 +137,7 @@ type Machine struct {
 
 // running is an execution that has not ended.
 type running struct {
+	id    int
 	scope *scope
 	then  given
 	step  pipeline.StepName
@@ -151,7 +153,7 @@ type timer struct {
 // New returns a machine for a valid pipeline with blocks.
 func New(p *pipeline.Pipeline, r Request) *Machine {
 	return &Machine{
-		pipeline: p, request: r, running: map[int]running{}, timers: map[int]timer{}, took: map[pipeline.StepName]time.Duration{},
+		pipeline: p, request: r, took: map[pipeline.StepName]time.Duration{},
 		branches: make([]Branch, 0, 4), // as many as a block with two branches has, and one more
 	}
 }
@@ -182,11 +184,12 @@ func (m *Machine) Failed(id int, f *fault.Fault, now time.Time) Actions {
 
 func (m *Machine) ended(id int, outputs []payload.Part, f *fault.Fault, now time.Time) Actions {
 	return m.step(now, func() {
-		r, is := m.running[id]
+		at, is := slices.BinarySearchFunc(m.running, id, func(r running, id int) int { return cmp.Compare(r.id, id) })
 		if !is {
 			return
 		}
-		delete(m.running, id)
+		r := m.running[at]
+		m.running = slices.Delete(m.running, at, at+1)
 		r.scope.count(-1)
 		m.hasRun = true
 		if f == nil {
@@ -234,8 +237,8 @@ func (m *Machine) StepDurations() map[pipeline.StepName]time.Duration { return m
 // Running returns the steps that have not ended, in the order of their start.
 func (m *Machine) Running() []Running {
 	out := make([]Running, 0, len(m.running))
-	for _, id := range slices.Sorted(maps.Keys(m.running)) {
-		out = append(out, Running{id, m.running[id].path, m.running[id].began})
+	for _, r := range m.running {
+		out = append(out, Running{r.id, r.path, r.began})
 	}
 	return out
 }
@@ -303,7 +306,10 @@ func (m *Machine) expectedDuration(steps []pipeline.Step) (d time.Duration) {
 		if steps[i].Try != nil {
 			lists = lists[:1]
 		}
-		longest := m.request.StepDurations[steps[i].Name]
+		var longest time.Duration
+		if m.request.StepDuration != nil {
+			longest = m.request.StepDuration(steps[i].Name)
+		}
 		for _, list := range lists {
 			longest = max(longest, m.expectedDuration(list.Steps))
 		}
@@ -351,13 +357,14 @@ func (s *scope) end() {
 	if s.live == 0 {
 		return
 	}
-	for _, id := range slices.Sorted(maps.Keys(m.running)) {
-		if r := m.running[id]; r.scope.isOver() {
-			delete(m.running, id)
-			r.scope.count(-1)
-			m.do.Cancel = append(m.do.Cancel, id)
+	m.running = slices.DeleteFunc(m.running, func(r running) bool {
+		if !r.scope.isOver() {
+			return false
 		}
-	}
+		r.scope.count(-1)
+		m.do.Cancel = append(m.do.Cancel, r.id)
+		return true
+	})
 }
 
 // setTimer sets a timer for the scope's deadline, where that is before the parent's.
@@ -368,6 +375,9 @@ func (s *scope) setTimer(then func()) {
 	m := s.machine
 	m.lastID++
 	s.timer = m.lastID
+	if m.timers == nil {
+		m.timers = map[int]timer{}
+	}
 	m.timers[m.lastID] = timer{s, then}
 	m.do.Timers = append(m.do.Timers, Timer{m.lastID, s.deadline})
 }
@@ -444,7 +454,7 @@ func (m *Machine) runStep(s *scope, step *pipeline.Step, path string, p parts, d
 	default:
 		m.lastID++
 		parts, kept := m.feed(step, p)
-		m.running[m.lastID] = running{s, done, step.Name, path, m.now}
+		m.running = append(m.running, running{m.lastID, s, done, step.Name, path, m.now})
 		s.count(1)
 		m.do.Start = append(m.do.Start, Start{
 			ID: m.lastID, Step: step, Path: path, Parts: parts, Kept: kept, Deadline: s.deadline, IsFirst: !m.hasRun,

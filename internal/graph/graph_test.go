@@ -345,7 +345,7 @@ func TestBlocksLeaveTimeForWhatFollows(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: row.steps}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, StepDurations: durations, IsComplete: row.isComplete})
+			w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: row.steps}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, StepDuration: func(s pipeline.StepName) time.Duration { return durations[s] }, IsComplete: row.isComplete})
 			for _, s := range w.running {
 				switch got := s.Deadline.Sub(begin); {
 				case s.Step.Name == "a" && got != row.want:
@@ -356,7 +356,7 @@ func TestBlocksLeaveTimeForWhatFollows(t *testing.T) {
 			}
 		})
 	}
-	w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: []pipeline.Step{try(0, nil, "b", stage("a"))}}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, StepDurations: durations})
+	w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: []pipeline.Step{try(0, nil, "b", stage("a"))}}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, StepDuration: func(s pipeline.StepName) time.Duration { return durations[s] }})
 	w.pass(50 * time.Second)
 	w.pass(4 * time.Second)
 	w.answer("try-a/else/b", vector("y", 1))

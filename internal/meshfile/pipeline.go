@@ -53,7 +53,7 @@ func (f *File) checkStages(steps []pipeline.Step, field string, d pipeline.Durab
 			continue
 		}
 		for _, list := range steps[i].Lists() {
-			f.checkStages(list.Steps, at+"."+list.Field+".", d, report)
+			f.checkStages(list.Steps, at+"."+list.Field()+".", d, report)
 		}
 	}
 }

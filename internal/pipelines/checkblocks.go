@@ -225,7 +225,7 @@ func (c *checker) block(s *pipeline.Step, field string, depth int) {
 	for i, list := range s.Lists() {
 		if s.Switch != nil {
 			if when := s.Switch[i].When; when != nil {
-				c.condition(when, field+"."+list.Field+".when")
+				c.condition(when, field+"."+list.Field()+".when")
 			}
 			if s.Switch[i].Fail != nil {
 				continue
@@ -253,7 +253,7 @@ func (c *checker) block(s *pipeline.Step, field string, depth int) {
 func (c *checker) list(list pipeline.List, field string, depth int) (out []output, asked []Input, known bool) {
 	own := *c
 	own.kept, own.asked = maps.Clone(c.kept), nil
-	own.steps(list.Steps, field+"."+list.Field+".", depth+1)
+	own.steps(list.Steps, field+"."+list.Field()+".", depth+1)
 	switch {
 	case len(list.Give) == 0 && len(list.Steps) == 0:
 		return []output{}, nil, true
@@ -266,7 +266,7 @@ func (c *checker) list(list pipeline.List, field string, depth int) (out []outpu
 		kept := own.kept[list.Give[name]]
 		if len(kept) == 0 {
 			if known = false; own.previous != nil {
-				c.report(requestsFail, field+"."+list.Field+".give."+name, "no step of the branch gives the part %s; the last one gives %s", list.Give[name], listed(names(own.previous)))
+				c.report(requestsFail, field+"."+list.Field()+".give."+name, "no step of the branch gives the part %s; the last one gives %s", list.Give[name], listed(names(own.previous)))
 			}
 			continue
 		}

@@ -196,39 +196,59 @@ func appendStages(out []Step, steps []Step) []Step {
 // List is a list of steps in a block: a branch, a case, the steps of a map.
 type List struct {
 	// Name is its place under the block's path: of a branch its name.
-	Name string
-	// Field is its key in the file, under the step.
-	Field string
+	Name  string
 	Steps []Step
 	Give  map[string]string
+	block *Block
+	// index is the place of a case among those of a switch.
+	index int
+}
+
+// Field returns its key in the file, under the step.
+func (l List) Field() string {
+	switch b := l.block; {
+	case b.Parallel != nil:
+		return "parallel.branches." + l.Name
+	case b.Split != nil:
+		return "split.branches." + l.Name
+	case b.Map != nil:
+		return "map"
+	case b.Switch != nil && l.Name == "else":
+		return fmt.Sprintf("switch[%d].else", l.index)
+	case b.Switch != nil:
+		return fmt.Sprintf("switch[%d]", l.index)
+	case l.Name == "else":
+		return "try.else"
+	}
+	return "try"
 }
 
 // Lists returns the lists of a block's steps.
 func (s *Step) Lists() (out []List) {
-	branches := func(field string, all map[string]Branch) {
+	block := &s.Block
+	branches := func(all map[string]Branch) {
 		for _, name := range slices.Sorted(maps.Keys(all)) {
-			out = append(out, List{name, field + ".branches." + name, all[name].Steps, all[name].Give})
+			out = append(out, List{name, all[name].Steps, all[name].Give, block, 0})
 		}
 	}
 	switch {
 	case s.Parallel != nil:
-		branches("parallel", s.Parallel.Branches)
+		branches(s.Parallel.Branches)
 	case s.Map != nil:
-		out = append(out, List{"", "map", s.Map.Steps, s.Map.Give})
+		out = append(out, List{"", s.Map.Steps, s.Map.Give, block, 0})
 	case s.Switch != nil:
 		out = make([]List, 0, len(s.Switch))
 		for i, c := range s.Switch {
-			field := "switch[" + strconv.Itoa(i) + "]"
 			if c.Else != nil {
-				out = append(out, List{"else", field + ".else", c.Else, c.Give})
+				out = append(out, List{"else", c.Else, c.Give, block, i})
 			} else {
-				out = append(out, List{strconv.Itoa(i + 1), field, c.Steps, c.Give})
+				out = append(out, List{strconv.Itoa(i + 1), c.Steps, c.Give, block, i})
 			}
 		}
 	case s.Split != nil:
-		branches("split", s.Split.Branches)
+		branches(s.Split.Branches)
 	case s.Try != nil:
-		out = append(out, List{"try", "try", s.Try.Steps, nil}, List{"else", "try.else", s.Try.Else, nil})
+		out = append(out, List{"try", s.Try.Steps, nil, block, 0}, List{"else", s.Try.Else, nil, block, 0})
 	}
 	return out
 }
@@ -297,11 +317,11 @@ func (b *blocks) checkStep(s *Step, depth, items int) error {
 		}
 	}
 	for _, list := range s.Lists() {
-		if err := validateNames(list.Field+".give", list.Give); err != nil {
+		if err := validateNames(list.Field()+".give", list.Give); err != nil {
 			return keyError{err}
 		}
 		if err := b.checkSteps(list.Steps, depth+1, items); err != nil {
-			return under(list.Field, err)
+			return under(list.Field(), err)
 		}
 	}
 	return nil
