@@ -214,16 +214,19 @@ func (m Message) receipt(answer *nats.Msg) (Receipt, error) {
 	case m.Stream == "":
 		return replyReceipt(answer.Data)
 	default:
-		return storedReceipt(answer.Data, m.isFile())
+		return m.storedReceipt(answer.Data)
 	}
 }
 
-func storedReceipt(data []byte, isFile bool) (Receipt, error) {
-	if seq, ok := plainSeq(data); ok {
+// storedReceipt reads the acknowledgement of a stream. Where the queue is missing, another stream with its
+// subjects may have taken the message: nobody reads it there.
+func (m Message) storedReceipt(data []byte) (Receipt, error) {
+	if stream, seq, ok := plainAck(data); ok && string(stream) == m.Stream {
 		return Receipt{Seq: seq}, nil
 	}
 	var ack struct {
 		Error     *apiError `json:"error"`
+		Stream    string    `json:"stream"`
 		Seq       uint64    `json:"seq"`
 		Duplicate bool      `json:"duplicate"`
 	}
@@ -234,30 +237,32 @@ func storedReceipt(data []byte, isFile bool) (Receipt, error) {
 	case ack.Error != nil && ack.Error.ErrCode == codeNotLast:
 		return Receipt{Duplicate: true}, nil
 	case ack.Error != nil:
-		if err := ack.Error.storeError(); err != nil && isFile {
+		if err := ack.Error.storeError(); err != nil && m.isFile() {
 			return Receipt{}, err
 		}
 		return Receipt{}, ack.Error.classify()
+	case ack.Stream != m.Stream && ack.Stream != forwarded:
+		return Receipt{}, fmt.Errorf("%w: the stream %q has its subjects, and took the message", m.Missing, ack.Stream)
 	}
 	return Receipt{Seq: ack.Seq, Duplicate: ack.Duplicate}, nil
 }
 
-// plainSeq reads the broker's most frequent acknowledgement, such as
+// plainAck reads the broker's most frequent acknowledgement, such as
 // {"stream":"S","seq":7}, without a JSON decoder: there is one for each hop.
 // Stream names have no quotes.
-func plainSeq(data []byte) (seq uint64, ok bool) {
+func plainAck(data []byte) (stream []byte, seq uint64, ok bool) {
 	rest, ok := bytes.CutPrefix(data, []byte(`{"stream":"`))
 	if !ok {
-		return 0, false
+		return nil, 0, false
 	}
-	_, rest, _ = bytes.Cut(rest, []byte(`"`))
+	stream, rest, _ = bytes.Cut(rest, []byte(`"`))
 	rest, ok = bytes.CutPrefix(rest, []byte(`,"seq":`))
 	digits, closed := bytes.CutSuffix(rest, []byte(`}`))
 	if !ok || !closed {
-		return 0, false
+		return nil, 0, false
 	}
 	seq, err := strconv.ParseUint(string(digits), 10, 64)
-	return seq, err == nil
+	return stream, seq, err == nil
 }
 
 func replyReceipt(data []byte) (Receipt, error) {

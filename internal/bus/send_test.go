@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
@@ -92,6 +93,25 @@ func TestMissingQueueFailsAtOnce(t *testing.T) {
 	}
 	if _, err := b.Queue(t.Context(), stage, pipeline.Memory); !errors.Is(err, bus.ErrNoQueue) {
 		t.Errorf("question for a missing queue: %v", err)
+	}
+}
+
+func TestForeignStreamIsNoQueue(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t)
+	b := broker.Connect(mesh)
+	m := message(t, b, item("x", func(e *envelope.Envelope) { e.Durability = pipeline.File }))
+	js, err := jetstream.New(broker.Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "audit", Subjects: []string{m.Subject}, Storage: jetstream.MemoryStorage}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second is a duplicate for that stream
+		if _, err := send(t, b, m); !errors.Is(err, bus.ErrNoQueue) || !strings.Contains(err.Error(), `"audit"`) {
+			t.Errorf("send to a stage without a queue: %v", err)
+		}
 	}
 }
 

@@ -24,14 +24,17 @@ func TestStoredReceiptsAreRead(t *testing.T) {
 		"a number that is none":         {`{"stream":"m-a-memory","seq":-1}`, false, Receipt{}, ErrUnknown},
 		"a number too large":            {`{"stream":"m-a-memory","seq":18446744073709551616}`, false, Receipt{}, ErrUnknown},
 		"half":                          {`{"stream":"m-a-memory","seq":7`, false, Receipt{}, ErrUnknown},
+		"another stream took it":        {`{"stream":"all","seq":7}`, true, Receipt{}, ErrNoQueue},
+		"another stream had it":         {`{"stream":"all","seq":7,"duplicate":true}`, false, Receipt{}, ErrNoQueue},
+		"a host took it":                {`{"stream":"forwarded","seq":1}`, true, Receipt{Seq: 1}, nil},
 		"nothing":                       {``, false, Receipt{}, ErrUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if _, plain := plainSeq([]byte(test.said)); plain != test.plain {
+			if _, _, plain := plainAck([]byte(test.said)); plain != test.plain {
 				t.Errorf("plain is %v", plain)
 			}
-			got, err := storedReceipt([]byte(test.said), false)
+			got, err := Message{Stream: "m-a-memory", Missing: ErrNoQueue, memory: true}.storedReceipt([]byte(test.said))
 			if got != test.want || !errors.Is(err, test.err) {
 				t.Errorf("got %+v, %v", got, err)
 			}
@@ -40,20 +43,21 @@ func TestStoredReceiptsAreRead(t *testing.T) {
 }
 
 // What is read without a parser of JSON is what a parser reads.
-func FuzzPlainSeq(f *testing.F) {
+func FuzzPlainAck(f *testing.F) {
 	f.Add([]byte(`{"stream":"m-a-memory","seq":7}`))
 	f.Add([]byte(`{"stream":"m","seq":7,"duplicate":true}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		seq, ok := plainSeq(data)
+		stream, seq, ok := plainAck(data)
 		if !ok {
 			return
 		}
 		var ack struct {
 			Error     *apiError `json:"error"`
+			Stream    string    `json:"stream"`
 			Seq       uint64    `json:"seq"`
 			Duplicate bool      `json:"duplicate"`
 		}
-		if err := json.Unmarshal(data, &ack); err == nil && (ack.Seq != seq || ack.Error != nil || ack.Duplicate) {
+		if err := json.Unmarshal(data, &ack); err == nil && (ack.Stream != string(stream) || ack.Seq != seq || ack.Error != nil || ack.Duplicate) {
 			t.Errorf("%q was read as %d, and is %+v", data, seq, ack)
 		}
 	})
@@ -74,10 +78,10 @@ func TestFullStoresAreToldFromFullQueues(t *testing.T) {
 		"a full disk":               {10049, "mkdir: no space left on device", ErrStoreFull, ErrUnknown},
 	} {
 		data := fmt.Appendf(nil, `{"error":{"code":503,"err_code":%d,"description":%q},"stream":"s","seq":0}`, test.code, test.description)
-		if _, err := storedReceipt(data, true); !errors.Is(err, test.inFile) {
+		if _, err := (Message{Stream: "s"}).storedReceipt(data); !errors.Is(err, test.inFile) {
 			t.Errorf("%s, on file: %v", name, err)
 		}
-		if _, err := storedReceipt(data, false); !errors.Is(err, test.memory) {
+		if _, err := (Message{Stream: "s", memory: true}).storedReceipt(data); !errors.Is(err, test.memory) {
 			t.Errorf("%s, in memory: %v", name, err)
 		}
 	}

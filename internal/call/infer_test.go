@@ -153,9 +153,9 @@ func TestPipelineWithoutAFileQueueIsServedAndNotReady(t *testing.T) {
 	_ = wantFault(t, response, err, fault.NoCapacity)
 }
 
-// acks acknowledges as a queue does: that it has the item, or had it before.
-func acks(msg *nats.Msg, duplicate bool) {
-	_ = msg.Respond(fmt.Appendf(nil, `{"stream":"s","seq":1,"duplicate":%t}`, duplicate))
+// acks acknowledges as the stage's queue does: that it has the item, or had it before.
+func (b *bed) acks(msg *nats.Msg, duplicate bool) {
+	_ = msg.Respond(fmt.Appendf(nil, `{"stream":%q,"seq":1,"duplicate":%t}`, b.host.Stream(stage, pipeline.Memory), duplicate))
 }
 
 func TestTakenExecutionIDIsReplaced(t *testing.T) {
@@ -165,7 +165,7 @@ func TestTakenExecutionIDIsReplaced(t *testing.T) {
 	var first *envelope.Envelope
 	b.sees(func(msg *nats.Msg) {
 		env := b.decode(msg)
-		acks(msg, first == nil)
+		b.acks(msg, first == nil)
 		if first == nil {
 			first = env
 			return
@@ -191,7 +191,7 @@ func TestUnconfirmedPublishIsRepeatedUnderItsID(t *testing.T) {
 	b.sees(func(msg *nats.Msg) {
 		ids = append(ids, msg.Header.Get(nats.MsgIdHdr))
 		if len(ids) == 3 {
-			acks(msg, true)
+			b.acks(msg, true)
 			b.echo(b.decode(msg))
 		}
 	})
