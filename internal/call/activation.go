@@ -60,12 +60,9 @@ type activations struct {
 
 // activationWait is one request that waits.
 type activationWait struct {
-	of     *activations
-	id     pipeline.RequestID
-	tenant string
-	size   int64
-	since  time.Time
-	cancel context.CancelCauseFunc
+	of    *activations
+	size  int64
+	since time.Time
 }
 
 func newActivations(a *Activation) *activations {
@@ -81,8 +78,8 @@ func (a *activations) waitsFor(f *fault.Fault) bool {
 	return a != nil && f != nil && f.Reason == fault.NoCapacity && f.Stage != "" && a.Allows(pipeline.StageName(f.Stage))
 }
 
-// join has a request wait until cancel is called at the latest, which must leave, or returns why it may not.
-func (a *activations) join(env *envelope.Envelope, cancel context.CancelCauseFunc, missing *fault.Fault) (*activationWait, *fault.Fault) {
+// join has a request wait, which must leave, or returns why it may not.
+func (a *activations) join(env *envelope.Envelope, missing *fault.Fault) (*activationWait, *fault.Fault) {
 	size := int64(payload.Size(env.Parts))
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -90,26 +87,10 @@ func (a *activations) join(env *envelope.Envelope, cancel context.CancelCauseFun
 		return nil, fault.Newf(fault.NoCapacity, "stage %s is activating, and %d requests of %d bytes wait for its first host already: see gateway.scaler.max_waiting and max_waiting_bytes",
 			missing.Stage, len(a.waits), a.bytes).At(missing.Stage, missing.Step, "").WithRetryAfter(budget.RetryAfter)
 	}
-	w := &activationWait{a, env.RequestID, env.Tenant, size, time.Now(), cancel}
+	w := &activationWait{a, size, time.Now()}
 	a.waits[w] = pipeline.StageName(missing.Stage)
 	a.bytes += size
 	return w, nil
-}
-
-// cancel ends the wait of the tenant's request, and reports whether it waits.
-func (a *activations) cancel(id pipeline.RequestID, tenant string) bool {
-	if a == nil {
-		return false
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for w := range a.waits {
-		if w.id == id && w.tenant == tenant {
-			w.cancel(cancelledFault())
-			return true
-		}
-	}
-	return false
 }
 
 // waitFor records for which stage the request waits, and lets gateways know.
@@ -193,14 +174,14 @@ func (s *Service) hostGrace(stage pipeline.StageName) time.Duration {
 
 // awaitHosts calls try until it returns anything but a missing host, or the wait is over. missing is the
 // fault of the first try.
-func (s *Service) awaitHosts(ctx context.Context, x *call, missing *fault.Fault, try func() *fault.Fault) *fault.Fault {
-	ctx, end := context.WithCancelCause(ctx)
-	defer end(nil)
-	wait, f := s.activations.join(x.env, end, missing)
+func (s *Service) awaitHosts(ctx context.Context, x *call, missing *fault.Fault, try func(context.Context) *fault.Fault) *fault.Fault {
+	wait, f := s.activations.join(x.env, missing)
 	if f != nil {
 		return f
 	}
 	defer wait.leave()
+	ctx, leave := s.unsent.join(ctx, x.env)
+	defer leave()
 	if x.activation.since.IsZero() {
 		x.activation.since = wait.since
 	}
@@ -208,7 +189,7 @@ func (s *Service) awaitHosts(ctx context.Context, x *call, missing *fault.Fault,
 	defer cancel()
 	poll := time.NewTicker(activationPoll)
 	defer poll.Stop()
-	for f = missing; s.activations.waitsFor(f); f = try() {
+	for f = missing; s.activations.waitsFor(f); f = try(ctx) {
 		missing = f
 		wait.waitFor(pipeline.StageName(f.Stage))
 		x.noteActivating(f.Stage)

@@ -3,6 +3,7 @@ package call
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -66,7 +67,47 @@ func (s *Service) receiveCancel(data []byte) {
 // cancelPending cancels the tenant's request, and reports whether one is pending here.
 func (s *Service) cancelPending(id pipeline.RequestID, tenant string) bool {
 	isPending := s.table.cancel(id, tenant, cancelledFault())
-	return s.activations.cancel(id, tenant) || isPending
+	return s.unsent.cancel(id, tenant) || isPending
+}
+
+// unsent are the calls that wait for a host or for capacity, with what cancels them: before they are sent
+// the table does not have them.
+type unsent struct {
+	mu    sync.Mutex
+	calls map[*envelope.Envelope]context.CancelCauseFunc
+}
+
+// join returns the context of a wait, which a cancel of the request ends, until leave is called.
+func (u *unsent) join(ctx context.Context, env *envelope.Envelope) (waiting context.Context, leave func()) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.calls[env] != nil { // it waits for capacity within its wait for a host
+		return ctx, func() {}
+	}
+	if u.calls == nil {
+		u.calls = map[*envelope.Envelope]context.CancelCauseFunc{}
+	}
+	waiting, cancel := context.WithCancelCause(ctx)
+	u.calls[env] = cancel
+	return waiting, func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		delete(u.calls, env)
+		cancel(nil)
+	}
+}
+
+// cancel ends the wait of the tenant's request, and reports whether it waits.
+func (u *unsent) cancel(id pipeline.RequestID, tenant string) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for env, cancel := range u.calls {
+		if env.RequestID == id && env.Tenant == tenant {
+			cancel(cancelledFault())
+			return true
+		}
+	}
+	return false
 }
 
 // cancelledFault returns the fault of a cancelled request.

@@ -360,7 +360,7 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	}
 	f = s.admit(ctx, x)
 	if s.activations.waitsFor(f) {
-		f = s.awaitHosts(ctx, x, f, func() *fault.Fault { return s.admit(ctx, x) })
+		f = s.awaitHosts(ctx, x, f, func(ctx context.Context) *fault.Fault { return s.admit(ctx, x) })
 	}
 	return f
 }
@@ -371,12 +371,20 @@ func (s *Service) admit(ctx context.Context, x *call) (f *fault.Fault) {
 		return s.admitGraph(ctx, x)
 	}
 	isForHost := slices.ContainsFunc(x.env.Route, func(hop pipeline.Hop) bool { return hop.Host != "" })
-	x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, x.waitForCapacity && !isForHost)
+	x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, false)
 	if f != nil && isForHost {
 		if f.Reason == fault.NoCapacity || f.Reason == fault.BrokerUnavailable {
 			forAnyHost(x.env.Route)
 		}
-		x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, x.waitForCapacity)
+		x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, false)
+	}
+	if f != nil && x.waitForCapacity {
+		waiting, leave := s.unsent.join(ctx, x.env)
+		x.admitted, f = s.availability.Admit(waiting, x.env, x.tenant, true)
+		if f != nil && waiting.Err() != nil && ctx.Err() == nil {
+			f = cancelledFault()
+		}
+		leave()
 	}
 	if f == nil {
 		f = s.checkClock() // the broker has just reported a queue, and its time
@@ -667,7 +675,7 @@ func (x *call) handleFailedPublish(ctx context.Context) error {
 			return f
 		}
 		// Admission could not learn whether the stage has a host.
-		f = x.service.awaitHosts(ctx, x, f, func() *fault.Fault {
+		f = x.service.awaitHosts(ctx, x, f, func(ctx context.Context) *fault.Fault {
 			if f, _ := x.pending.outcome(); f != nil { // cancelled meanwhile
 				return f
 			}

@@ -194,7 +194,8 @@ type Service struct {
 	graphs   graphs
 	averages averages
 
-	table *table
+	table  *table
+	unsent unsent
 	// finished has the last requests that ended.
 	finished      *explain.Ring
 	results       *store.Results

@@ -116,6 +116,17 @@ func TestCallWaitsForCapacity(t *testing.T) {
 	testbed.Eventually(t, "three calls wait", func() bool { return g.Service().InFlight() == bound+3 })
 	leave()
 	await(t, gone).checkFault(t, fault.Cancelled)
+	stopped := waiting(requestFor("stage:stage", "stopped"), time.Minute)
+	stopped.ID = "0190b0c0-0000-7000-8000-00000000000c"
+	cancelled := send(t.Context(), g, stopped)
+	testbed.Eventually(t, "three calls wait", func() bool { return g.Service().InFlight() == bound+3 })
+	testbed.Eventually(t, "the request is cancelled", func() bool { // it is not known before it waits
+		if err := g.Service().Cancel(t.Context(), string(stopped.ID)); err != nil {
+			t.Error(err)
+		}
+		return g.Service().InFlight() == bound+2
+	})
+	await(t, cancelled).checkFault(t, fault.Cancelled)
 	close(runner.release)
 	for _, from := range inFlight {
 		await(t, from).checkOK(t)
