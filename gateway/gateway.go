@@ -112,8 +112,8 @@ func New(s Settings) (*Gateway, error) {
 	}
 	g.models, g.registry = &models{gateway: g}, registry.New(loadable)
 	s.Call.Specs = g.models.stageSpecs
-	s.Call.Adapt = func(r *request.Request, first pipeline.Step, memory *budget.Account) (*request.Request, error) {
-		return oip.Adapt(r, g.models.inputsOf(first), memory)
+	s.Call.Adapt = func(r *request.Request, p pipeline.Pipeline, memory *budget.Account) (*request.Request, error) {
+		return oip.Adapt(r, g.models.inputs(p), memory)
 	}
 	g.placer = registry.NewPlacer(g.registry, g.membership)
 	g.router = route.New(g.pipelines, g.registry, g.placer)

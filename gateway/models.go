@@ -37,6 +37,8 @@ type models struct {
 	specs  map[string]*stagev1.Spec
 	limits map[string]*stagev1.Limits
 	readAt time.Time
+	// graphs are the pipelines with blocks that callers have asked for since then, by their first steps.
+	graphs map[*pipeline.Step]graph
 }
 
 var _ oip.Models = (*models)(nil)
@@ -54,15 +56,57 @@ func (m *models) Model(name string) (oip.Model, error) {
 		return oip.Model{}, f
 	}
 	if p.HasBlocks() {
-		// Callers may send parts for any step.
-		out := oip.Model{Outputs: pipelines.Outputs(p, stagesOf(m.stageSpecs())), MaxRows: m.maxRows(p)}
-		if !p.Steps[0].IsBlock() {
-			out.Inputs, out.Keep = m.inputsOf(p.Steps[0]), pipelines.Reads(p, stagesOf(m.stageSpecs()))
-		}
-		return out, nil
+		return m.graph(p).model, nil
 	}
 	last := m.specOf(p.Steps[len(p.Steps)-1])
 	return oip.Model{Inputs: m.inputsOf(p.Steps[0]), Outputs: last.GetOutputs(), Keep: p.Keep, Streams: last.GetStream(), MaxRows: m.maxRows(p)}, nil
+}
+
+// graph is a pipeline with blocks.
+type graph struct {
+	model oip.Model
+	// takes are its inputs with those that any part will do for.
+	takes []*stagev1.PartSpec
+}
+
+func (m *models) graph(p pipeline.Pipeline) graph {
+	stages := stagesOf(m.stageSpecs())
+	m.mu.Lock()
+	out, is := m.graphs[&p.Steps[0]]
+	m.mu.Unlock()
+	if is {
+		return out
+	}
+	out = graph{model: oip.Model{Outputs: pipelines.Outputs(p, stages), MaxRows: m.maxRows(p)}}
+	asked := pipelines.Inputs(p, stages)
+	if asked == nil && !p.Steps[0].IsBlock() {
+		out.model.Inputs, out.model.Keep = m.inputsOf(p.Steps[0]), pipelines.Reads(p, stages)
+		out.takes = out.model.Inputs
+	}
+	for _, in := range asked {
+		out.takes = append(out.takes, in.PartSpec)
+		if in.GetBody() == nil {
+			out.model.Keep = append(out.model.Keep, in.GetName())
+			continue
+		}
+		if out.model.Inputs = append(out.model.Inputs, in.PartSpec); !in.Rows {
+			out.model.MaxRows = 0
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.graphs != nil {
+		m.graphs[&p.Steps[0]] = out
+	}
+	return out
+}
+
+// inputs returns the parts that callers of a pipeline send, as far as they are known.
+func (m *models) inputs(p pipeline.Pipeline) []*stagev1.PartSpec {
+	if p.HasBlocks() {
+		return m.graph(p).takes
+	}
+	return m.inputsOf(p.Steps[0])
 }
 
 // inputsOf returns the inputs of a first step, by the names that callers use.
@@ -190,6 +234,7 @@ func (m *models) stageSpecs() map[string]*stagev1.Spec {
 	defer m.mu.Unlock()
 	if now := time.Now(); now.Sub(m.readAt) >= specsAge {
 		m.specs, m.limits, m.readAt = map[string]*stagev1.Spec{}, map[string]*stagev1.Limits{}, now
+		m.graphs = map[*pipeline.Step]graph{}
 		for _, s := range discovery.Stages(m.gateway.members.Hosts()) {
 			m.specs[s.Name], m.limits[s.Name] = s.Spec, s.Limits
 		}

@@ -166,8 +166,8 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 // adaptAndCheck is check of the request that Settings.Adapt returns. Its idempotency key means what
 // the caller sent.
 func (s *Service) adaptAndCheck(ctx context.Context, in place, id pipeline.RequestID, r *request.Request, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
-	if s.settings.Adapt != nil && len(r.Inputs) == 1 && isDocument(r.Inputs[0]) && !r.Passthrough && !p.Steps[0].IsBlock() {
-		adapted, err := s.settings.Adapt(r, p.StageSteps()[0], cmp.Or(in.memory, budget.FromContext(ctx)))
+	if s.settings.Adapt != nil && len(r.Inputs) == 1 && isDocument(r.Inputs[0]) && !r.Passthrough {
+		adapted, err := s.settings.Adapt(r, *p, cmp.Or(in.memory, budget.FromContext(ctx)))
 		if err != nil {
 			return nil, fault.From(err)
 		}

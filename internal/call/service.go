@@ -96,9 +96,9 @@ type Settings struct {
 	Router *route.Router
 	// Specs returns the known specs of stages, by stage name; nil means that none is known.
 	Specs func() map[string]*stagev1.Spec
-	// Adapt returns a request whose only input is JSON or MessagePack without a name as the first
-	// step takes it, in reserved memory; nil leaves all as they are.
-	Adapt func(r *request.Request, first pipeline.Step, memory *budget.Account) (*request.Request, error)
+	// Adapt returns a request whose only input is JSON or MessagePack without a name as the pipeline
+	// takes it, in reserved memory; nil leaves all as they are.
+	Adapt func(r *request.Request, p pipeline.Pipeline, memory *budget.Account) (*request.Request, error)
 	// Budget bounds the bytes of all requests in flight. Ports reserve the bytes of the
 	// request's body in the account of the context; nil means no bound.
 	Budget *budget.Pool

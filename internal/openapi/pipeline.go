@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/stagemesh/stagemesh/internal/msgpack"
+	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 
@@ -26,9 +27,11 @@ func describe(d *document, p Pipeline) (paths, schemas map[string]json.RawMessag
 	a := operations{document: d, pipeline: p, out: side{spec: p.Specs[string(last.Stage)], key: "stage." + string(last.Stage)}, schemas: object{}}
 	a.in = side{spec: p.Specs[string(first.Stage)], key: "stage." + string(first.Stage), rename: first.Inputs}
 	if p.HasBlocks() {
-		a.out = side{spec: &stagev1.Spec{Outputs: p.Outputs}, key: "graph." + strings.ReplaceAll(string(p.Name), ".", "..")}
+		key := "graph." + strings.ReplaceAll(string(p.Name), ".", "..")
+		a.out = side{spec: &stagev1.Spec{Outputs: p.Outputs}, key: key}
+		a.in.key, a.in.asked = key, p.Inputs
 	}
-	if len(first.Inputs) > 0 {
+	if len(first.Inputs) > 0 && !p.HasBlocks() {
 		// Callers use other input names than for the stage alone. The dots of a name are doubled, so
 		// that no two keys are one.
 		a.in.key = "pipeline." + strings.ReplaceAll(string(p.Name), ".", "..")
@@ -77,18 +80,40 @@ type side struct {
 	key string
 	// rename maps inputs to the names that callers use.
 	rename map[string]string
+	// asked are the inputs of a pipeline with blocks, where they are known; the spec is its first stage's.
+	asked []pipelines.Input
 }
 
 // inputs are the parts that callers send; nil means any.
-func (s side) inputs() []part { return s.parts("input", s.spec.GetInputs()) }
+func (s side) inputs() []part {
+	if s.asked != nil {
+		hasNoBody := func(in pipelines.Input) bool { return in.GetBody() == nil }
+		return side{key: s.key}.parts("input", slices.DeleteFunc(slices.Clone(s.asked), hasNoBody))
+	}
+	var out []pipelines.Input
+	for _, spec := range s.spec.GetInputs() {
+		out = append(out, s.withRows(spec))
+	}
+	return s.parts("input", out)
+}
 
 // outputs are the parts that callers receive; nil means any.
-func (s side) outputs() []part { return s.parts("output", s.spec.GetOutputs()) }
+func (s side) outputs() []part {
+	var out []pipelines.Input
+	for _, spec := range s.spec.GetOutputs() {
+		out = append(out, s.withRows(spec))
+	}
+	return s.parts("output", out)
+}
 
-func (s side) parts(kind string, specs []*stagev1.PartSpec) []part {
+func (s side) withRows(spec *stagev1.PartSpec) pipelines.Input {
+	return pipelines.Input{PartSpec: spec, Rows: s.spec.GetBatchAxis() == stagev1.BatchAxis_BATCH_AXIS_ROWS}
+}
+
+func (s side) parts(kind string, specs []pipelines.Input) []part {
 	var out []part
 	for i, spec := range specs {
-		one := part{PartSpec: spec, name: cmp.Or(s.rename[spec.GetName()], spec.GetName()), rows: s.spec.GetBatchAxis() == stagev1.BatchAxis_BATCH_AXIS_ROWS}
+		one := part{PartSpec: spec.PartSpec, name: cmp.Or(s.rename[spec.GetName()], spec.GetName()), rows: spec.Rows}
 		one.key = fmt.Sprintf("%s.%s.%s", s.key, kind, one.name)
 		if strings.Trim(one.key, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") != "" {
 			// No other character may be in a component's key.

@@ -88,8 +88,11 @@ func blockText(s *pipeline.Step) string {
 
 // typesOf lists parts with their types.
 func typesOf(parts []output) string {
-	if parts == nil {
+	switch {
+	case parts == nil:
 		return "unknown parts"
+	case len(parts) == 0:
+		return "nothing"
 	}
 	var out []string
 	for _, o := range parts {
@@ -227,14 +230,19 @@ func (c *checker) block(s *pipeline.Step, field string, depth int) {
 			if when := s.Switch[i].When; when != nil {
 				c.condition(when, field+"."+list.Field()+".when")
 			}
-			if s.Switch[i].Fail != nil {
+			if f := s.Switch[i].Fail; f != nil {
+				*c.tree = append(*c.tree, treeLine{depth: depth + 1, name: list.Name, text: "fails with " + string(f.Reason)})
 				continue
 			}
 		}
 		*c.tree = append(*c.tree, treeLine{depth: depth + 1, name: list.Name})
 		line := len(*c.tree) - 1
 		one, reads, known := c.list(list, field, depth+1)
-		(*c.tree)[line].text = "-> " + typesOf(one)
+		if !known && len(list.Give) > 0 { // of unknown types
+			(*c.tree)[line].text = "-> " + strings.Join(slices.Sorted(maps.Keys(list.Give)), ", ")
+		} else {
+			(*c.tree)[line].text = "-> " + typesOf(one)
+		}
 		isUnknown = isUnknown || !known
 		given, asked = append(given, one), append(asked, reads)
 	}

@@ -23,11 +23,16 @@ const fourNumbers = `
 mesh: m
 gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
 stages:
-  rows: {runner: {echo: {}}, inputs: [{name: x, datatype: FP32, shape: [-1, 4]}]}
+  rows: {runner: {echo: {}}, inputs: [{name: x, datatype: FP32, shape: [-1, 4]}], outputs: [{name: x, datatype: FP32, shape: [-1, 4]}]}
   say: {runner: {echo: {}}, inputs: [{name: text, content_types: [text/plain]}, {name: words, datatype: BYTES, shape: [-1], optional: true}]}
+  free: {runner: {echo: {}}}
   any: {runner: {echo: {}}, inputs: [{name: doc, content_types: [application/json]}]}
 pipelines:
   Re-named_v1.5: {steps: [{name: r, stage: rows, inputs: {x: pixels}}]}
+  each: {steps: [{name: each, map: {over: {x: points}, steps: [{name: r, stage: rows}]}}]}
+  both: {steps: [{name: both, parallel: {branches: {a: {steps: [{name: r, stage: rows}]}, b: {steps: [{name: s, stage: say}], give: {said: text}}}}}]}
+  chosen: {steps: [{name: r, stage: rows}, {name: s, switch: [{when: {part: mode, equals: echo}, steps: [{name: t, stage: say}]}, {else: []}]}]}
+  open: {steps: [{name: try, try: {steps: [{name: r, stage: free}], else: [{name: f, stage: rows}]}}]}
 jobs: {pools: {main: {target: {pipelines: [Re-named_v1.5]}}}, queues: {nightly: {pool: main}}}
 `
 
@@ -57,6 +62,18 @@ func TestDocumentsBecomeWhatTheStageTakes(t *testing.T) {
 		{"/v1/pipelines/stage:say:infer", `{"text": "hi", "words": ["a", "b"]}`, `"shape":[2],"data":["a","b"]`},
 		{"/v1/pipelines/stage:any:infer", `{"x": [[1,2,3,6]]}`, `200 {"x": [[1,2,3,6]]}`},
 		{"/v1/pipelines/stage:any:infer", `{"inputs": [{"name": "x", ` + tensor + `}]}`, `200 {"inputs": [{"name": "x", ` + tensor + `}]}`},
+		{"/v1/pipelines/stage:rows:infer", `{"x": []}`, `"shape":[0,4],"data":[]`},
+		{"/v1/pipelines/each:infer", `{"points": [[[1,2,3,6]],[[1,2,3,6]]]}`, `"shape":[2,1,4],"data":[1,2,3,6,1,2,3,6]`},
+		{"/v1/pipelines/each:infer", `{"points": []}`, `"datatype":"FP32","shape":[0,0,4],"data":[]`},
+		{"/v1/pipelines/each:infer", `{"points": "text"}`, `send JSON such as {\"points\": [[[0, 0, 0, 0]]]}`},
+		{"/v2/models/each/infer", `{"inputs": [{"name": "points", "data": [[[1,2,3,6]]]}]}`, `"shape":[1,1,4],"data":[1,2,3,6]`},
+		{"/v2/models/each/infer", `{"inputs": [{"name": "x", ` + row + `}]}`, "the model has no input of this name; it takes points"},
+		{"/v1/pipelines/both:infer", `{"x": [[1,2,3,6]], "text": "hi"}`, row},
+		{"/v1/pipelines/both:infer", `{"x": [[1,2,3,6]], "text": 1}`, `send JSON such as {\"x\": [[0, 0, 0, 0]],\"text\": \"text\"}`},
+		{"/v1/pipelines/open:infer", `"x"`, `x`},
+		{"/v1/pipelines/chosen:infer", `{"x": [1,2,3,6], "mode": "quiet"}`, row},
+		{"/v1/pipelines/chosen:infer", `{"x": [1,2,3,6], "mode": "echo", "text": "hi"}`, `200 hi`},
+		{"/v1/pipelines/chosen:infer", `{"x": [1,2,3,6], "mode": 7}`, `switch`},
 		{"/v1/pipelines/stage:rows:infer", `{"y": [1,2,3,6]}`, example},
 		{"/v1/pipelines/stage:rows:infer", `{"x": "text"}`, example},
 		{"/v1/pipelines/stage:rows:infer", `{"x": [[1,2,3],[6]]}`, example},

@@ -1,6 +1,7 @@
 package oip
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -172,8 +173,11 @@ func (g *generation) input(f oipjson.Field, spec *stagev1.PartSpec) error {
 // or a blob of text or JSON.
 func partOf(f oipjson.Field, spec *stagev1.PartSpec, memory *budget.Account) (payload.Part, error) {
 	if t := spec.GetTensor(); t != nil {
-		out, err := f.Tensor(tensor.Datatype(t.GetDatatype()), len(t.GetShape()), memory)
+		out, err := f.Tensor(tensor.Datatype(t.GetDatatype()), t.GetShape(), memory)
 		return payload.OfTensor(spec.GetName(), out), err
+	}
+	if spec.GetBody() == nil { // conditions alone read it
+		return anyPart(f, memory)
 	}
 	types := spec.GetBlob().GetContentTypes()
 	if contentType, takes := pick(types, isText, textPlain); takes {
@@ -293,20 +297,36 @@ func adapt(out *request.Request, text []byte, takes []*stagev1.PartSpec, memory 
 	return nil
 }
 
-// known returns the datatypes and ranks of inputs that are tensors.
+// known returns the datatypes and shapes of inputs that are tensors.
 func known(takes []*stagev1.PartSpec) oipjson.Known {
-	return func(name string) (tensor.Datatype, int) {
+	return func(name string) (tensor.Datatype, []int64) {
 		at := (&generation{takes: takes}).find(name)
 		if at < 0 {
-			return "", 0
+			return "", nil
 		}
 		t := takes[at].GetTensor()
-		return tensor.Datatype(t.GetDatatype()), len(t.GetShape())
+		return tensor.Datatype(t.GetDatatype()), t.GetShape()
 	}
+}
+
+// anyPart returns the value as text, or as a tensor of numbers or booleans.
+func anyPart(f oipjson.Field, memory *budget.Account) (payload.Part, error) {
+	if text, ok, err := f.Bytes(memory); ok || err != nil {
+		return payload.OfBlob(f.Name, textPlain, text), err
+	}
+	datatype := tensor.FP64
+	if first := bytes.TrimLeft(f.JSON, "[ \t\r\n"); len(first) > 0 && (first[0] == 't' || first[0] == 'f') {
+		datatype = tensor.Bool
+	}
+	out, err := f.Tensor(datatype, nil, memory)
+	return payload.OfTensor(f.Name, out), err
 }
 
 // takesDocument reports whether an input is a blob of the wanted media types.
 func takesDocument(spec *stagev1.PartSpec, wanted func(contentType string) bool, usual string) bool {
+	if spec.GetBody() == nil && spec.GetOptional() { // conditions alone read it
+		return false
+	}
 	_, takes := pick(spec.GetBlob().GetContentTypes(), wanted, usual)
 	return spec.GetTensor() == nil && takes
 }

@@ -122,9 +122,9 @@ func (f Field) Parameters() (payload.Parameters, error) {
 }
 
 // Tensor returns the value as a tensor of the datatype: a scalar as one element, and nested lists
-// as axes. The shape has at least that rank, with leading axes of one. Tensor allocates from the
-// memory.
-func (f Field) Tensor(d tensor.Datatype, rank int, memory *budget.Account) (tensor.Tensor, error) {
+// as axes. The shape has at least the rank of the expected one, with leading axes of one. Tensor allocates
+// from the memory.
+func (f Field) Tensor(d tensor.Datatype, expected []int64, memory *budget.Account) (tensor.Tensor, error) {
 	path, take := clip(f.Name), one
 	switch f.scanner().next() {
 	case '[':
@@ -132,7 +132,7 @@ func (f Field) Tensor(d tensor.Datatype, rank int, memory *budget.Account) (tens
 	case '{', 'n':
 		return tensor.Tensor{}, invalidField(path, "must be a string, number or boolean, or a list of these")
 	}
-	shape, err := f.scanner().extents(rank)
+	shape, err := f.scanner().extents(expected)
 	if err != nil {
 		return tensor.Tensor{}, classify(err)
 	}
@@ -142,9 +142,9 @@ func (f Field) Tensor(d tensor.Datatype, rank int, memory *budget.Account) (tens
 }
 
 // extents returns the extents of nested lists, by the first element of each, with leading axes of
-// one up to the rank.
-func (s scanner) extents(rank int) (out []int64, err error) {
-	rank = min(max(rank, 1), tensor.MaxRank)
+// one up to the rank of the expected shape. An empty list has none of the elements of its axis 0.
+func (s scanner) extents(expected []int64) (out []int64, err error) {
+	rank := min(max(len(expected), 1), tensor.MaxRank)
 	for s.next() == '[' && len(out) < rank && err == nil {
 		n, first := int64(0), s
 		err = s.array(func(int) error {
@@ -156,6 +156,11 @@ func (s scanner) extents(rank int) (out []int64, err error) {
 		out, s = append(out, n), first
 		if n == 0 {
 			break
+		}
+	}
+	if len(out) == 1 && out[0] == 0 && len(expected) == rank {
+		for _, n := range expected[1:] {
+			out = append(out, max(n, 0))
 		}
 	}
 	return append(slices.Repeat([]int64{1}, rank-len(out)), out...), err

@@ -118,10 +118,10 @@ func Decode(text []byte, memory *budget.Account) (*Request, error) {
 	return DecodeKnown(text, unknown, memory)
 }
 
-// Known returns the datatype and the rank of the input of that name; empty where it is not known.
-type Known func(name string) (d tensor.Datatype, rank int)
+// Known returns the datatype and the expected shape of the input of that name; empty where it is not known.
+type Known func(name string) (d tensor.Datatype, expected []int64)
 
-func unknown(string) (tensor.Datatype, int) { return "", 0 }
+func unknown(string) (tensor.Datatype, []int64) { return "", nil }
 
 // DecodeKnown is Decode of tensors that may lack datatype and shape where these are known. The shape
 // is the data's, with leading axes of one.
@@ -405,8 +405,8 @@ func (d *inputDecoder) shape() error {
 	path := d.path + ".shape"
 	at, ok := d.members["shape"]
 	if data, hasData := d.members["data"]; !ok && hasData {
-		if datatype, rank := d.known(d.out.Name); datatype != "" {
-			shape, err := data.extents(rank)
+		if datatype, expected := d.known(d.out.Name); datatype != "" {
+			shape, err := data.extents(expected)
 			d.out.Tensor.Shape = shape
 			return err
 		}
