@@ -186,6 +186,7 @@ func TestStreamWarmUpIsOneItem(t *testing.T) {
 	if err := <-b.stream(t.Context(), item(1), c); err != nil || c.outcome == nil {
 		t.Errorf("got %+v, %v", c.outcome, err)
 	}
+	b.stop() // what the worker has printed is in the log then
 	if text := b.log.String(); strings.Count(text, "warm-up of") != 1 || !strings.Contains(text, "warm-up of 1 items") {
 		t.Errorf("another warm-up than of one item:\n%s", text)
 	}
