@@ -37,7 +37,7 @@ type models struct {
 	specs  map[string]*stagev1.Spec
 	limits map[string]*stagev1.Limits
 	readAt time.Time
-	// graphs are the pipelines with blocks that callers have asked for since then, by their first steps.
+	// graphs caches pipelines with blocks by their first steps, until the specs are read again.
 	graphs map[*pipeline.Step]graph
 }
 
@@ -62,29 +62,31 @@ func (m *models) Model(name string) (oip.Model, error) {
 	return oip.Model{Inputs: m.inputsOf(p.Steps[0]), Outputs: last.GetOutputs(), Keep: p.Keep, Streams: last.GetStream(), MaxRows: m.maxRows(p)}, nil
 }
 
-// graph is a pipeline with blocks.
+// graph is a pipeline with blocks as a model.
 type graph struct {
 	model oip.Model
-	// takes are its inputs with those that any part will do for.
-	takes []*stagev1.PartSpec
+	// inputs are the model's inputs, and those that only conditions read, which have no type.
+	inputs []*stagev1.PartSpec
 }
 
+// graph returns a pipeline with blocks as a model. Callers share the result and must not change it.
 func (m *models) graph(p pipeline.Pipeline) graph {
-	stages := stagesOf(m.stageSpecs())
+	specs := m.stageSpecs()
 	m.mu.Lock()
 	out, is := m.graphs[&p.Steps[0]]
 	m.mu.Unlock()
 	if is {
 		return out
 	}
+	stages := stagesOf(specs)
 	out = graph{model: oip.Model{Outputs: pipelines.Outputs(p, stages), MaxRows: m.maxRows(p)}}
 	asked := pipelines.Inputs(p, stages)
 	if asked == nil && !p.Steps[0].IsBlock() {
 		out.model.Inputs, out.model.Keep = m.inputsOf(p.Steps[0]), pipelines.Reads(p, stages)
-		out.takes = out.model.Inputs
+		out.inputs = out.model.Inputs
 	}
 	for _, in := range asked {
-		out.takes = append(out.takes, in.PartSpec)
+		out.inputs = append(out.inputs, in.PartSpec)
 		if in.GetBody() == nil {
 			out.model.Keep = append(out.model.Keep, in.GetName())
 			continue
@@ -104,7 +106,7 @@ func (m *models) graph(p pipeline.Pipeline) graph {
 // inputs returns the parts that callers of a pipeline send, as far as they are known.
 func (m *models) inputs(p pipeline.Pipeline) []*stagev1.PartSpec {
 	if p.HasBlocks() {
-		return m.graph(p).takes
+		return m.graph(p).inputs
 	}
 	return m.inputsOf(p.Steps[0])
 }

@@ -218,8 +218,8 @@ func (m Message) receipt(answer *nats.Msg) (Receipt, error) {
 	}
 }
 
-// storedReceipt reads the acknowledgement of a stream. Where the queue is missing, another stream with its
-// subjects may have taken the message: nobody reads it there.
+// storedReceipt reads a stream's acknowledgement. If the queue is missing, another stream with its subjects
+// may have stored the message, and no host reads it there.
 func (m Message) storedReceipt(data []byte) (Receipt, error) {
 	if stream, seq, ok := plainAck(data); ok && string(stream) == m.Stream {
 		return Receipt{Seq: seq}, nil
@@ -241,8 +241,8 @@ func (m Message) storedReceipt(data []byte) (Receipt, error) {
 			return Receipt{}, err
 		}
 		return Receipt{}, ack.Error.classify()
-	case ack.Stream != m.Stream && ack.Stream != forwarded:
-		return Receipt{}, fmt.Errorf("%w: the stream %q has its subjects, and took the message", m.Missing, ack.Stream)
+	case ack.Stream != m.Stream && ack.Stream != forwardedStream:
+		return Receipt{}, fmt.Errorf("%w: stream %q has the queue's subjects and took the message", m.Missing, ack.Stream)
 	}
 	return Receipt{Seq: ack.Seq, Duplicate: ack.Duplicate}, nil
 }

@@ -397,8 +397,8 @@ func (p *Puller) explainRedeliveryLocked(d *Delivery) {
 	}
 }
 
-// forwarded stands for a stream in the answers of hosts to which deliveries are passed on.
-const forwarded = "forwarded"
+// forwardedStream is the stream by which a host acknowledges a delivery that is passed on to it.
+const forwardedStream = "forwarded"
 
 // deliveryHeader has the reply subject of a delivery that another host passes on.
 const deliveryHeader = "Stagemesh-Delivery"
@@ -421,7 +421,7 @@ func (p *Puller) receiveForwarded(msg *nats.Msg) {
 		return
 	}
 	delivery.Durability, delivery.Forwarded = pipeline.File, true
-	answer := `{"stream":"` + forwarded + `","seq":1}`
+	answer := `{"stream":"` + forwardedStream + `","seq":1}`
 	p.mu.Lock()
 	p.explainRedeliveryLocked(&delivery)
 	isTaken := !p.draining && p.forwarded < p.settings.Bound

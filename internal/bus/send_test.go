@@ -108,10 +108,8 @@ func TestForeignStreamIsNoQueue(t *testing.T) {
 	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "audit", Subjects: []string{m.Subject}, Storage: jetstream.MemoryStorage}); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second is a duplicate for that stream
-		if _, err := send(t, b, m); !errors.Is(err, bus.ErrNoQueue) || !strings.Contains(err.Error(), `"audit"`) {
-			t.Errorf("send to a stage without a queue: %v", err)
-		}
+	if _, err := send(t, b, m); !errors.Is(err, bus.ErrNoQueue) || !strings.Contains(err.Error(), `"audit"`) {
+		t.Errorf("send to a stage without a queue: %v", err)
 	}
 }
 

@@ -78,7 +78,7 @@ func (a *activations) waitsFor(f *fault.Fault) bool {
 	return a != nil && f != nil && f.Reason == fault.NoCapacity && f.Stage != "" && a.Allows(pipeline.StageName(f.Stage))
 }
 
-// join has a request wait, which must leave, or returns why it may not.
+// join registers a request that waits, which must leave, or returns why it may not wait.
 func (a *activations) join(env *envelope.Envelope, missing *fault.Fault) (*activationWait, *fault.Fault) {
 	size := int64(payload.Size(env.Parts))
 	a.mu.Lock()
@@ -174,14 +174,12 @@ func (s *Service) hostGrace(stage pipeline.StageName) time.Duration {
 
 // awaitHosts calls try until it returns anything but a missing host, or the wait is over. missing is the
 // fault of the first try.
-func (s *Service) awaitHosts(ctx context.Context, x *call, missing *fault.Fault, try func(context.Context) *fault.Fault) *fault.Fault {
+func (s *Service) awaitHosts(ctx context.Context, x *call, missing *fault.Fault, try func() *fault.Fault) *fault.Fault {
 	wait, f := s.activations.join(x.env, missing)
 	if f != nil {
 		return f
 	}
 	defer wait.leave()
-	ctx, leave := s.unsent.join(ctx, x.env)
-	defer leave()
 	if x.activation.since.IsZero() {
 		x.activation.since = wait.since
 	}
@@ -189,7 +187,7 @@ func (s *Service) awaitHosts(ctx context.Context, x *call, missing *fault.Fault,
 	defer cancel()
 	poll := time.NewTicker(activationPoll)
 	defer poll.Stop()
-	for f = missing; s.activations.waitsFor(f); f = try(ctx) {
+	for f = missing; s.activations.waitsFor(f); f = try() {
 		missing = f
 		wait.waitFor(pipeline.StageName(f.Stage))
 		x.noteActivating(f.Stage)

@@ -70,20 +70,17 @@ func (s *Service) cancelPending(id pipeline.RequestID, tenant string) bool {
 	return s.unsent.cancel(id, tenant) || isPending
 }
 
-// unsent are the calls that wait for a host or for capacity, with what cancels them: before they are sent
-// the table does not have them.
+// unsent has the calls that wait for a host or for capacity, each with its cancel function. The table has
+// calls only once they are sent.
 type unsent struct {
 	mu    sync.Mutex
 	calls map[*envelope.Envelope]context.CancelCauseFunc
 }
 
-// join returns the context of a wait, which a cancel of the request ends, until leave is called.
+// join returns a context that ends when the request is cancelled. The caller calls leave after its wait.
 func (u *unsent) join(ctx context.Context, env *envelope.Envelope) (waiting context.Context, leave func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.calls[env] != nil { // it waits for capacity within its wait for a host
-		return ctx, func() {}
-	}
 	if u.calls == nil {
 		u.calls = map[*envelope.Envelope]context.CancelCauseFunc{}
 	}

@@ -3,7 +3,7 @@ package call
 import (
 	"cmp"
 	"context"
-	"crypto/sha1" //nolint:gosec // of pieceID
+	"crypto/sha1" //nolint:gosec // UUIDs of version 5 are SHA-1
 	"errors"
 	"maps"
 	"slices"
@@ -49,12 +49,12 @@ type graphRun struct {
 	alone  *graph.Start
 	cancel context.CancelCauseFunc
 	// ended receives each piece that ran on its own goroutine, places a free place while isWaiting is true.
-	// They are nil before the first.
+	// Both channels are made when first needed.
 	ended     chan endedPiece
 	places    chan struct{}
 	isWaiting bool
 	pieces    sync.WaitGroup
-	// metadata are nil before the first.
+	// metadata is nil until a piece has returned some.
 	metadata map[string]string
 	chunks   uint64
 
@@ -125,7 +125,7 @@ func (x *call) appendNeeded(route []pipeline.Hop, steps []pipeline.Step) []pipel
 	return route
 }
 
-// hopOf returns the hop of a step; nil if it has none, which is so in damaged records alone.
+// hopOf returns the hop of a step, or nil if the route of a damaged record lacks it.
 func (x *call) hopOf(step pipeline.StepName) *pipeline.Hop {
 	for i := range x.env.Route {
 		if x.env.Route[i].Step == step {
@@ -178,8 +178,7 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 // summarise adds the branches to the timeline and the metrics, and ends their spans.
 func (x *call) summarise() {
 	m := x.graph.machine
-	x.steps = sum(x.steps)
-	x.graph.branches = branchesOf(m, x.env)
+	x.steps, x.graph.branches = shorten(x.steps), branchesOf(m, x.env)
 	x.traceBranches()
 	x.endSpans("", time.Now())
 	if m.Outcome() == nil {
@@ -364,14 +363,14 @@ func (x *call) startNext(ctx context.Context) {
 	if g.ended == nil {
 		g.ended = make(chan endedPiece)
 	}
-	span, copied := x.spanOf(parentPath(start.Path), time.Now()), *start // the others of the slice may end later
+	span, piece := x.spanOf(parentPath(start.Path), time.Now()), *start // a copy: the slice has the parts of all pieces
 	own, leave := context.WithCancelCause(ctx)
 	g.running[start.ID] = func() { leave(errBranchEnded) }
 	g.pieces.Go(func() {
 		defer leave(nil)
-		own, cancel := context.WithDeadline(own, start.Deadline)
+		own, cancel := context.WithDeadline(own, piece.Deadline)
 		defer cancel()
-		g.sendEnded(ctx, x.runPiece(own, &copied, span))
+		g.sendEnded(ctx, x.runPiece(own, &piece, span))
 	})
 }
 
@@ -380,8 +379,8 @@ func (x *call) startNext(ctx context.Context) {
 func pieceID(request pipeline.RequestID, path string) pipeline.RequestID {
 	var buffer [256]byte
 	space := uuid.MustParse(string(request))
-	sum := sha1.Sum(append(append(buffer[:0], space[:]...), path...)) //nolint:gosec // version 5 has this hash
-	id := uuid.UUID(sum[:16])
+	hash := sha1.Sum(append(append(buffer[:0], space[:]...), path...)) //nolint:gosec // UUIDs of version 5 are SHA-1
+	id := uuid.UUID(hash[:16])
 	id[6], id[8] = id[6]&0x0f|0x50, id[8]&0x3f|0x80
 	return pipeline.RequestID(id.String())
 }
@@ -538,9 +537,9 @@ func (g *graphRun) sendEnded(ctx context.Context, out endedPiece) {
 // slowestItems is how many items of a map are in the timeline, for each step.
 const slowestItems = 3
 
-// sum returns a timeline with the slowest items of maps alone, of at most pipeline.MaxSteps entries, in
-// the space of the whole one.
-func sum(steps []request.StepTiming) []request.StepTiming {
+// shorten returns a timeline in the order of arrival, with the slowest items of maps alone, of at most
+// pipeline.MaxSteps entries. It reuses the slice.
+func shorten(steps []request.StepTiming) []request.StepTiming {
 	if len(steps) > slowestItems {
 		steps = keepSlowest(steps)
 	}

@@ -160,7 +160,8 @@ func (l branchLabel) options() []metric.AddOption {
 // countBranches counts the branches of a request that has ended, and for how long its joins waited.
 func (m *metrics) countBranches(name pipeline.Name, all []graph.Branch) {
 	ctx := context.Background()
-	var firstEnds map[string]time.Time // they are in the order of their ends
+	// firstEnds has the first end in each block, as all is in the order of ends. It is nil without parallel blocks.
+	var firstEnds map[string]time.Time
 	if slices.ContainsFunc(all, func(b graph.Branch) bool { return b.Block == graph.Parallel }) {
 		firstEnds = map[string]time.Time{}
 	}

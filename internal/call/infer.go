@@ -358,33 +358,37 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 			return f
 		}
 	}
-	f = s.admit(ctx, x)
+	f = s.admit(ctx, x, false)
+	if f == nil || x.admitted != nil || !x.waitForCapacity && !s.activations.waitsFor(f) {
+		return f
+	}
+	waiting, leave := s.unsent.join(ctx, x.env)
+	defer leave()
+	try := func() *fault.Fault { return s.admit(waiting, x, x.waitForCapacity) }
+	if !s.activations.waitsFor(f) {
+		f = try()
+	}
 	if s.activations.waitsFor(f) {
-		f = s.awaitHosts(ctx, x, f, func(ctx context.Context) *fault.Fault { return s.admit(ctx, x) })
+		f = s.awaitHosts(waiting, x, f, try)
+	}
+	if f != nil && waiting.Err() != nil && ctx.Err() == nil {
+		return cancelledFault()
 	}
 	return f
 }
 
-// admit is awaitCapacity of a mesh whose stages have hosts.
-func (s *Service) admit(ctx context.Context, x *call) (f *fault.Fault) {
+// admit is awaitCapacity of a mesh whose stages have hosts; wait has it wait for room in their queues.
+func (s *Service) admit(ctx context.Context, x *call, wait bool) (f *fault.Fault) {
 	if x.graph != nil {
 		return s.admitGraph(ctx, x)
 	}
 	isForHost := slices.ContainsFunc(x.env.Route, func(hop pipeline.Hop) bool { return hop.Host != "" })
-	x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, false)
+	x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, wait && !isForHost)
 	if f != nil && isForHost {
 		if f.Reason == fault.NoCapacity || f.Reason == fault.BrokerUnavailable {
 			forAnyHost(x.env.Route)
 		}
-		x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, false)
-	}
-	if f != nil && x.waitForCapacity {
-		waiting, leave := s.unsent.join(ctx, x.env)
-		x.admitted, f = s.availability.Admit(waiting, x.env, x.tenant, true)
-		if f != nil && waiting.Err() != nil && ctx.Err() == nil {
-			f = cancelledFault()
-		}
-		leave()
+		x.admitted, f = s.availability.Admit(ctx, x.env, x.tenant, wait)
 	}
 	if f == nil {
 		f = s.checkClock() // the broker has just reported a queue, and its time
@@ -675,11 +679,13 @@ func (x *call) handleFailedPublish(ctx context.Context) error {
 			return f
 		}
 		// Admission could not learn whether the stage has a host.
-		f = x.service.awaitHosts(ctx, x, f, func(ctx context.Context) *fault.Fault {
+		waiting, leave := x.service.unsent.join(ctx, x.env)
+		defer leave()
+		f = x.service.awaitHosts(waiting, x, f, func() *fault.Fault {
 			if f, _ := x.pending.outcome(); f != nil { // cancelled meanwhile
 				return f
 			}
-			return x.service.availability.CheckHosts(ctx, x.env.Route, x.env.Durability)
+			return x.service.availability.CheckHosts(waiting, x.env.Route, x.env.Durability)
 		})
 		if f != nil {
 			return f

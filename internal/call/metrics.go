@@ -21,8 +21,8 @@ import (
 type metrics struct {
 	requests, replies, collisions, cancels, keys, chunks, models, shadows, branches, resumed, rejectedStored metric.Int64Counter
 	duration, firstChunk, joinWait                                                                           metric.Float64Histogram
-	labels                                                                                                   *labels[requestLabel, *requestOptions]
-	branchLabels                                                                                             *labels[branchLabel, []metric.AddOption]
+	labels                                                                                                   labels[requestLabel, *requestOptions]
+	branchLabels                                                                                             labels[branchLabel, []metric.AddOption]
 	served                                                                                                   served
 }
 
@@ -47,21 +47,19 @@ func newMetrics(s *Service) (*metrics, error) {
 		errs = append(errs, err)
 	}
 	m := &metrics{
-		labels:       newLabels(requestLabel.options),
-		branchLabels: newLabels(branchLabel.options),
-		served:       served{byName: map[servedName]*Statistics{}},
-		requests:     counter("stagemesh.gateway.requests", "Requests answered, by pipeline and reason; OK means success."),
-		duration:     seconds("stagemesh.gateway.request_duration", "Time from admission to the final reply.", .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
-		replies:      counter("stagemesh.gateway.dropped_replies", "Replies and cancel messages dropped: late, duplicate, overflow, malformed or malformed_cancel."),
-		collisions:   counter("stagemesh.gateway.execution_id_collisions", "Execution IDs that the queue had already seen."),
-		cancels:      counter("stagemesh.gateway.cancelled", "Requests cancelled: deleted from their first queue, notified to hosts, or failed."),
-		keys:         counter("stagemesh.gateway.idempotent_requests", "Requests with an idempotency key: first, follower, stored, mismatch, taken_over; and keys released."),
-		models:       counter("stagemesh.gateway.model_routes", "Steps of one model, by where they go: to its holder, to the host where it was placed, or to its stage's queue."),
-		shadows:      counter("stagemesh.gateway.shadow_requests", "Requests of aliases that a shadow was to run too, by stage and how the answers compare: equal, different, failed or dropped."),
-		branches:     counter("stagemesh.graph.branches", "Branches of blocks, by pipeline, path and status: done, skipped, late, failed or cancelled."),
-		resumed:      counter("stagemesh.graph.resumed", "Durable requests with blocks that this gateway took over, by pipeline."),
-		chunks:       counter("stagemesh.gateway.chunks", "Chunks handed to callers, by pipeline."),
-		firstChunk:   seconds("stagemesh.gateway.first_chunk", "Time from admission to the first chunk.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
+		served:     served{byName: map[servedName]*Statistics{}},
+		requests:   counter("stagemesh.gateway.requests", "Requests answered, by pipeline and reason; OK means success."),
+		duration:   seconds("stagemesh.gateway.request_duration", "Time from admission to the final reply.", .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
+		replies:    counter("stagemesh.gateway.dropped_replies", "Replies and cancel messages dropped: late, duplicate, overflow, malformed or malformed_cancel."),
+		collisions: counter("stagemesh.gateway.execution_id_collisions", "Execution IDs that the queue had already seen."),
+		cancels:    counter("stagemesh.gateway.cancelled", "Requests cancelled: deleted from their first queue, notified to hosts, or failed."),
+		keys:       counter("stagemesh.gateway.idempotent_requests", "Requests with an idempotency key: first, follower, stored, mismatch, taken_over; and keys released."),
+		models:     counter("stagemesh.gateway.model_routes", "Steps of one model, by where they go: to its holder, to the host where it was placed, or to its stage's queue."),
+		shadows:    counter("stagemesh.gateway.shadow_requests", "Requests of aliases that a shadow was to run too, by stage and how the answers compare: equal, different, failed or dropped."),
+		branches:   counter("stagemesh.graph.branches", "Branches of blocks, by pipeline, path and status: done, skipped, late, failed or cancelled."),
+		resumed:    counter("stagemesh.graph.resumed", "Durable requests with blocks that this gateway took over, by pipeline."),
+		chunks:     counter("stagemesh.gateway.chunks", "Chunks handed to callers, by pipeline."),
+		firstChunk: seconds("stagemesh.gateway.first_chunk", "Time from admission to the first chunk.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
 	}
 	m.joinWait = seconds("stagemesh.graph.join_wait", "Time from the end of the first branch of a parallel block to the end of the block.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30)
 	_, mapErr := s.settings.Meter.Float64ObservableGauge("stagemesh.graph.map_items", metric.WithDescription("Items that a map has for a request, by pipeline and path: the moving mean of the last ones."),
@@ -151,30 +149,29 @@ const maxLabels = 4096
 
 // labels are the options of an instrument that counts every request, made once for each label: a set of
 // attributes is sorted and hashed when it is made.
-type labels[L comparable, O any] struct {
-	mu     sync.RWMutex
-	byName map[L]O
-	create func(L) O
+type labels[L interface {
+	comparable
+	options() O
+}, O any] struct {
+	mu   sync.RWMutex
+	made map[L]O
 }
 
-func newLabels[L comparable, O any](create func(L) O) *labels[L, O] {
-	return &labels[L, O]{byName: map[L]O{}, create: create}
-}
-
+// of returns the options for a label.
 func (l *labels[L, O]) of(label L) O {
 	l.mu.RLock()
-	options, is := l.byName[label]
+	options, is := l.made[label]
 	l.mu.RUnlock()
 	if is {
 		return options
 	}
-	options = l.create(label)
+	options = label.options()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.byName) >= maxLabels {
-		clear(l.byName)
+	if l.made == nil || len(l.made) >= maxLabels {
+		l.made = map[L]O{}
 	}
-	l.byName[label] = options
+	l.made[label] = options
 	return options
 }
 

@@ -82,11 +82,11 @@ func TestRequestsAreCountedByPipelineAndReason(t *testing.T) {
 
 func TestRememberedLabelsAreBounded(t *testing.T) {
 	t.Parallel()
-	l := newLabels(requestLabel.options)
+	var l labels[requestLabel, *requestOptions]
 	for i := range 2*maxLabels + 1 {
 		l.of(requestLabel{pipeline: strconv.Itoa(i), reason: "OK"})
-		if len(l.byName) > maxLabels {
-			t.Fatalf("%d are remembered", len(l.byName))
+		if len(l.made) > maxLabels {
+			t.Fatalf("%d are remembered", len(l.made))
 		}
 	}
 	last := requestLabel{pipeline: "last", reason: "OK"}

@@ -40,7 +40,7 @@ type Request struct {
 	IsComplete bool
 	// Spec returns the inputs and outputs of a stage, nil where they are not known.
 	Spec func(pipeline.StageName) *stagev1.Spec
-	// StepDuration returns the expected duration of a step, 0 where it is not known; nil means that none is.
+	// StepDuration returns the expected duration of a step, 0 if it is not known.
 	StepDuration func(pipeline.StepName) time.Duration
 }
 
@@ -306,10 +306,7 @@ func (m *Machine) expectedDuration(steps []pipeline.Step) (d time.Duration) {
 		if steps[i].Try != nil {
 			lists = lists[:1]
 		}
-		var longest time.Duration
-		if m.request.StepDuration != nil {
-			longest = m.request.StepDuration(steps[i].Name)
-		}
+		longest := m.request.StepDuration(steps[i].Name)
 		for _, list := range lists {
 			longest = max(longest, m.expectedDuration(list.Steps))
 		}

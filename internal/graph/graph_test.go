@@ -54,6 +54,8 @@ func newWorld(t testing.TB, p *pipeline.Pipeline, inputs ...payload.Part) *world
 }
 
 // worldOf completes the request, and starts it.
+func unknownDuration(pipeline.StepName) time.Duration { return 0 }
+
 func worldOf(t testing.TB, p *pipeline.Pipeline, r graph.Request) *world {
 	t.Helper()
 	if err := p.Validate(); err != nil {
@@ -61,6 +63,9 @@ func worldOf(t testing.TB, p *pipeline.Pipeline, r graph.Request) *world {
 	}
 	w := &world{t: t, now: begin, running: map[int]graph.Start{}, timers: map[int]time.Time{}}
 	r.ID, r.Deadline, r.Spec, r.Parameters = "0190b0c0-0000-7000-8000-000000000001", begin.Add(time.Minute), unknown, payload.Parameters{"id": payload.Int64(1 << 53)}
+	if r.StepDuration == nil {
+		r.StepDuration = unknownDuration
+	}
 	w.m = graph.New(p, r)
 	w.apply(w.m.Start(begin))
 	return w
@@ -318,6 +323,7 @@ func TestBlocksLeaveTimeForWhatFollows(t *testing.T) {
 		return block("both", pipeline.Block{Parallel: &pipeline.Parallel{Branches: map[string]pipeline.Branch{"l": b, "r": {Steps: []pipeline.Step{stage("z")}}}}})
 	}
 	durations := map[pipeline.StepName]time.Duration{"a": time.Second, "b": 5 * time.Second, "c": 2500 * time.Millisecond, "d": 1500 * time.Millisecond, "slow": time.Hour}
+	durationOf := func(s pipeline.StepName) time.Duration { return durations[s] }
 	for name, row := range map[string]struct {
 		steps      []pipeline.Step
 		isComplete bool
@@ -345,7 +351,7 @@ func TestBlocksLeaveTimeForWhatFollows(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: row.steps}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, StepDuration: func(s pipeline.StepName) time.Duration { return durations[s] }, IsComplete: row.isComplete})
+			w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: row.steps}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, StepDuration: durationOf, IsComplete: row.isComplete})
 			for _, s := range w.running {
 				switch got := s.Deadline.Sub(begin); {
 				case s.Step.Name == "a" && got != row.want:
@@ -356,7 +362,7 @@ func TestBlocksLeaveTimeForWhatFollows(t *testing.T) {
 			}
 		})
 	}
-	w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: []pipeline.Step{try(0, nil, "b", stage("a"))}}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, StepDuration: func(s pipeline.StepName) time.Duration { return durations[s] }})
+	w := worldOf(t, &pipeline.Pipeline{Name: "p", Steps: []pipeline.Step{try(0, nil, "b", stage("a"))}}, graph.Request{Inputs: []payload.Part{vector("x", 1)}, StepDuration: durationOf})
 	w.pass(50 * time.Second)
 	w.pass(4 * time.Second)
 	w.answer("try-a/else/b", vector("y", 1))

@@ -30,8 +30,7 @@ func describe(d *document, p Pipeline) (paths, schemas map[string]json.RawMessag
 		key := "graph." + strings.ReplaceAll(string(p.Name), ".", "..")
 		a.out = side{spec: &stagev1.Spec{Outputs: p.Outputs}, key: key}
 		a.in.key, a.in.asked = key, p.Inputs
-	}
-	if len(first.Inputs) > 0 && !p.HasBlocks() {
+	} else if len(first.Inputs) > 0 {
 		// Callers use other input names than for the stage alone. The dots of a name are doubled, so
 		// that no two keys are one.
 		a.in.key = "pipeline." + strings.ReplaceAll(string(p.Name), ".", "..")
@@ -85,41 +84,34 @@ type side struct {
 }
 
 // inputs are the parts that callers send; nil means any.
-func (s side) inputs() []part {
-	if s.asked != nil {
-		hasNoBody := func(in pipelines.Input) bool { return in.GetBody() == nil }
-		return side{key: s.key}.parts("input", slices.DeleteFunc(slices.Clone(s.asked), hasNoBody))
+func (s side) inputs() (out []part) {
+	if s.asked == nil {
+		return s.parts("input", s.spec.GetInputs())
 	}
-	var out []pipelines.Input
-	for _, spec := range s.spec.GetInputs() {
-		out = append(out, s.withRows(spec))
+	for _, in := range s.asked {
+		if in.GetBody() != nil {
+			out = append(out, side{key: s.key}.part("input", len(out), in.PartSpec, in.Rows))
+		}
 	}
-	return s.parts("input", out)
+	return out
 }
 
 // outputs are the parts that callers receive; nil means any.
-func (s side) outputs() []part {
-	var out []pipelines.Input
-	for _, spec := range s.spec.GetOutputs() {
-		out = append(out, s.withRows(spec))
-	}
-	return s.parts("output", out)
-}
+func (s side) outputs() []part { return s.parts("output", s.spec.GetOutputs()) }
 
-func (s side) withRows(spec *stagev1.PartSpec) pipelines.Input {
-	return pipelines.Input{PartSpec: spec, Rows: s.spec.GetBatchAxis() == stagev1.BatchAxis_BATCH_AXIS_ROWS}
-}
-
-func (s side) parts(kind string, specs []pipelines.Input) []part {
-	var out []part
+func (s side) parts(kind string, specs []*stagev1.PartSpec) (out []part) {
 	for i, spec := range specs {
-		one := part{PartSpec: spec.PartSpec, name: cmp.Or(s.rename[spec.GetName()], spec.GetName()), rows: spec.Rows}
-		one.key = fmt.Sprintf("%s.%s.%s", s.key, kind, one.name)
-		if strings.Trim(one.key, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") != "" {
-			// No other character may be in a component's key.
-			one.key = fmt.Sprintf("%s.%ss.%d", s.key, kind, i)
-		}
-		out = append(out, one)
+		out = append(out, s.part(kind, i, spec, s.spec.GetBatchAxis() == stagev1.BatchAxis_BATCH_AXIS_ROWS))
+	}
+	return out
+}
+
+func (s side) part(kind string, i int, spec *stagev1.PartSpec, rows bool) part {
+	out := part{PartSpec: spec, name: cmp.Or(s.rename[spec.GetName()], spec.GetName()), rows: rows}
+	out.key = fmt.Sprintf("%s.%s.%s", s.key, kind, out.name)
+	if strings.Trim(out.key, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") != "" {
+		// No other character may be in a component's key.
+		out.key = fmt.Sprintf("%s.%ss.%d", s.key, kind, i)
 	}
 	return out
 }

@@ -238,11 +238,11 @@ func (c *checker) block(s *pipeline.Step, field string, depth int) {
 		*c.tree = append(*c.tree, treeLine{depth: depth + 1, name: list.Name})
 		line := len(*c.tree) - 1
 		one, reads, known := c.list(list, field, depth+1)
-		if !known && len(list.Give) > 0 { // of unknown types
-			(*c.tree)[line].text = "-> " + strings.Join(slices.Sorted(maps.Keys(list.Give)), ", ")
-		} else {
-			(*c.tree)[line].text = "-> " + typesOf(one)
+		gives := typesOf(one)
+		if !known && len(list.Give) > 0 {
+			gives = strings.Join(slices.Sorted(maps.Keys(list.Give)), ", ")
 		}
+		(*c.tree)[line].text = "-> " + gives
 		isUnknown = isUnknown || !known
 		given, asked = append(given, one), append(asked, reads)
 	}

@@ -118,3 +118,23 @@ func describeInputs(inputs []pipelines.Input) string {
 	}
 	return strings.Join(out, ", ")
 }
+
+func TestTreeNamesWhatBlocksGive(t *testing.T) {
+	t.Parallel()
+	when := &pipeline.Predicate{Part: "mode"}
+	got := pipelines.Tree(pipeline.Pipeline{Name: "p", Steps: list(block(pipeline.Block{Switch: []pipeline.Case{
+		{When: when, Fail: &pipeline.Failure{Reason: "INVALID_INPUT", Message: "none"}},
+		{When: when, Steps: list(step("unknown")), Give: map[string]string{"b": "x", "a": "y"}},
+		{Else: []pipeline.Step{}},
+	}}))}, nil)
+	const want = `p
+└─ block  switch on mode -> unknown parts
+   ├─ 1  fails with INVALID_INPUT
+   ├─ 2  -> a, b
+   │  └─ unknown  unknown -> unknown parts
+   └─ else  -> nothing
+`
+	if got != want {
+		t.Errorf("got\n%s", got)
+	}
+}

@@ -199,56 +199,51 @@ type List struct {
 	Name  string
 	Steps []Step
 	Give  map[string]string
-	block *Block
-	// index is the place of a case among those of a switch.
+	// block is the block's key in the file, index the place of a case in its switch.
+	block string
 	index int
 }
 
-// Field returns its key in the file, under the step.
+// Field returns the list's key in the file, below the step's.
 func (l List) Field() string {
-	switch b := l.block; {
-	case b.Parallel != nil:
-		return "parallel.branches." + l.Name
-	case b.Split != nil:
-		return "split.branches." + l.Name
-	case b.Map != nil:
-		return "map"
-	case b.Switch != nil && l.Name == "else":
-		return fmt.Sprintf("switch[%d].else", l.index)
-	case b.Switch != nil:
-		return fmt.Sprintf("switch[%d]", l.index)
-	case l.Name == "else":
-		return "try.else"
+	field := l.block
+	switch l.block {
+	case "parallel", "split":
+		return l.block + ".branches." + l.Name
+	case "switch":
+		field = fmt.Sprintf("switch[%d]", l.index)
 	}
-	return "try"
+	if l.Name == "else" {
+		return field + ".else"
+	}
+	return field
 }
 
 // Lists returns the lists of a block's steps.
 func (s *Step) Lists() (out []List) {
-	block := &s.Block
-	branches := func(all map[string]Branch) {
+	branches := func(block string, all map[string]Branch) {
 		for _, name := range slices.Sorted(maps.Keys(all)) {
 			out = append(out, List{name, all[name].Steps, all[name].Give, block, 0})
 		}
 	}
 	switch {
 	case s.Parallel != nil:
-		branches(s.Parallel.Branches)
+		branches("parallel", s.Parallel.Branches)
 	case s.Map != nil:
-		out = append(out, List{"", s.Map.Steps, s.Map.Give, block, 0})
+		out = append(out, List{"", s.Map.Steps, s.Map.Give, "map", 0})
 	case s.Switch != nil:
 		out = make([]List, 0, len(s.Switch))
 		for i, c := range s.Switch {
 			if c.Else != nil {
-				out = append(out, List{"else", c.Else, c.Give, block, i})
+				out = append(out, List{"else", c.Else, c.Give, "switch", i})
 			} else {
-				out = append(out, List{strconv.Itoa(i + 1), c.Steps, c.Give, block, i})
+				out = append(out, List{strconv.Itoa(i + 1), c.Steps, c.Give, "switch", i})
 			}
 		}
 	case s.Split != nil:
-		branches(s.Split.Branches)
+		branches("split", s.Split.Branches)
 	case s.Try != nil:
-		out = append(out, List{"try", s.Try.Steps, nil, block, 0}, List{"else", s.Try.Else, nil, block, 0})
+		out = append(out, List{"try", s.Try.Steps, nil, "try", 0}, List{"else", s.Try.Else, nil, "try", 0})
 	}
 	return out
 }

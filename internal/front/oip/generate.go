@@ -176,7 +176,7 @@ func partOf(f oipjson.Field, spec *stagev1.PartSpec, memory *budget.Account) (pa
 		out, err := f.Tensor(tensor.Datatype(t.GetDatatype()), t.GetShape(), memory)
 		return payload.OfTensor(spec.GetName(), out), err
 	}
-	if spec.GetBody() == nil { // conditions alone read it
+	if spec.GetBody() == nil { // only conditions read it
 		return anyPart(f, memory)
 	}
 	types := spec.GetBlob().GetContentTypes()
@@ -309,13 +309,13 @@ func known(takes []*stagev1.PartSpec) oipjson.Known {
 	}
 }
 
-// anyPart returns the value as text, or as a tensor of numbers or booleans.
+// anyPart returns a string as text, and other values as a tensor of FP64 or BOOL.
 func anyPart(f oipjson.Field, memory *budget.Account) (payload.Part, error) {
 	if text, ok, err := f.Bytes(memory); ok || err != nil {
 		return payload.OfBlob(f.Name, textPlain, text), err
 	}
 	datatype := tensor.FP64
-	if first := bytes.TrimLeft(f.JSON, "[ \t\r\n"); len(first) > 0 && (first[0] == 't' || first[0] == 'f') {
+	if bytes.ContainsAny(f.JSON, "tf") { // true or false
 		datatype = tensor.Bool
 	}
 	out, err := f.Tensor(datatype, nil, memory)
@@ -324,7 +324,7 @@ func anyPart(f oipjson.Field, memory *budget.Account) (payload.Part, error) {
 
 // takesDocument reports whether an input is a blob of the wanted media types.
 func takesDocument(spec *stagev1.PartSpec, wanted func(contentType string) bool, usual string) bool {
-	if spec.GetBody() == nil && spec.GetOptional() { // conditions alone read it
+	if spec.GetBody() == nil { // only conditions read it
 		return false
 	}
 	_, takes := pick(spec.GetBlob().GetContentTypes(), wanted, usual)

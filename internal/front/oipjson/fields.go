@@ -141,8 +141,8 @@ func (f Field) Tensor(d tensor.Datatype, expected []int64, memory *budget.Accoun
 	return out, classify(err)
 }
 
-// extents returns the extents of nested lists, by the first element of each, with leading axes of
-// one up to the rank of the expected shape. An empty list has none of the elements of its axis 0.
+// extents returns the extents of nested lists, by the first element of each, with leading axes of one up
+// to the expected rank. An empty list is axis 0; its other extents are the expected ones, 0 where they are open.
 func (s scanner) extents(expected []int64) (out []int64, err error) {
 	rank := min(max(len(expected), 1), tensor.MaxRank)
 	for s.next() == '[' && len(out) < rank && err == nil {
