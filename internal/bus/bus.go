@@ -346,6 +346,9 @@ func (b *Bus) Reconnects() <-chan struct{} {
 	return ch
 }
 
+// Connection returns the number of the connection to the broker: each reconnect raises it.
+func (b *Bus) Connection() uint64 { return b.nc.Stats().Reconnects }
+
 // Connected reports whether the broker can be reached right now.
 func (b *Bus) Connected() bool { return b.nc.IsConnected() }
 

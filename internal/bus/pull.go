@@ -110,7 +110,7 @@ func (b *Bus) Pull(s PullSettings, handle func(Delivery)) (*Puller, error) {
 		returns:  returns{advisories: make(chan *nats.Msg, maxAdvisories)},
 		drained:  make(chan struct{}),
 
-		reconnects: b.nc.Stats().Reconnects,
+		reconnects: b.Connection(),
 		silence:    silence{limit: s.AckWait / 2, ticked: time.Now()},
 
 		quit: make(chan struct{}),
@@ -273,7 +273,7 @@ func (p *Puller) refresh(now time.Time) {
 
 // checkReconnectLocked ends the pull requests of a connection that was lost.
 func (p *Puller) checkReconnectLocked(now time.Time) {
-	if n := p.bus.nc.Stats().Reconnects; n != p.reconnects {
+	if n := p.bus.Connection(); n != p.reconnects {
 		p.reconnects = n
 		p.credit.closeAll()
 		p.silence.ended = now

@@ -169,5 +169,5 @@ func (s *Service) reserveStored(ctx context.Context, of *store.Share, isShared b
 
 // NewLazyStream returns a stream of the broker that some requests need.
 func (s *Service) NewLazyStream(problem string, makeStream func(context.Context) error) *store.LazyStream {
-	return store.NewLazyStream(s.bus, s.settings.Logger, &s.connections, problem, makeStream)
+	return store.NewLazyStream(s.bus, s.settings.Logger, problem, makeStream)
 }

@@ -204,8 +204,6 @@ type Service struct {
 	shares  sync.Map
 	keys    *keys
 	cancels *cancels
-	// connections counts the connections to the broker.
-	connections atomic.Int64
 
 	stopReplies func() error
 	stopCancels func() error

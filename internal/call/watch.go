@@ -25,7 +25,6 @@ func (s *Service) watchConnection(ctx context.Context, reconnects <-chan struct{
 	for {
 		select {
 		case <-reconnects:
-			s.connections.Add(1)
 			s.table.each(func(p *pending) {
 				if p.env != nil {
 					p.signalLocked(signals{isReconnected: true})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -31,8 +30,6 @@ func Unavailable(err error) *fault.Fault {
 type LazyStream struct {
 	bus *bus.Bus
 	log *slog.Logger
-	// connections counts the connections to the broker.
-	connections *atomic.Int64
 	// problem is logged and returned where it cannot be made.
 	problem    string
 	makeStream func(context.Context) error
@@ -42,7 +39,7 @@ type LazyStream struct {
 	lock *semaphore.Weighted
 	// connection is the one on which the stream was made; it may be lost with its
 	// broker. isMade is false where the stream was not made or was found missing.
-	connection int64
+	connection uint64
 	isMade     bool
 	// err is why there is no stream; it is not tried again before retryAt.
 	err     error
@@ -50,9 +47,9 @@ type LazyStream struct {
 }
 
 // NewLazyStream returns a stream that is not made yet. The problem is reported if it cannot be
-// made; connections counts the connections to the broker.
-func NewLazyStream(b *bus.Bus, log *slog.Logger, connections *atomic.Int64, problem string, makeStream func(context.Context) error) *LazyStream {
-	return &LazyStream{bus: b, log: log, connections: connections, problem: problem, makeStream: makeStream, lock: semaphore.NewWeighted(1)}
+// made.
+func NewLazyStream(b *bus.Bus, log *slog.Logger, problem string, makeStream func(context.Context) error) *LazyStream {
+	return &LazyStream{bus: b, log: log, problem: problem, makeStream: makeStream, lock: semaphore.NewWeighted(1)}
 }
 
 const (
@@ -85,7 +82,7 @@ func (l *LazyStream) Ensure(ctx context.Context) *fault.Fault {
 
 // makeIfMissing makes the stream where it may be missing; the lock is held.
 func (l *LazyStream) makeIfMissing(ctx context.Context) error {
-	connection := l.connections.Load()
+	connection := l.bus.Connection()
 	if l.isMade && l.connection == connection {
 		return nil
 	}
