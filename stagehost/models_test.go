@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -27,6 +28,11 @@ import (
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
 	"github.com/stagemesh/stagemesh/stagehost/runner/inproc"
+)
+
+const (
+	loading = meshv1.ReplicaState_REPLICA_STATE_LOADING
+	loaded  = meshv1.ReplicaState_REPLICA_STATE_LOADED
 )
 
 // modelBed is a bed with a registry of models.
@@ -410,30 +416,12 @@ func TestHostDoesWhatTheRegistrySays(t *testing.T) {
 	b.register("a", "b", "c")
 	l := &loads{}
 	h := b.host(l, 8)
-	own := pipeline.HostID(h.Record().GetHost())
-	claim := func(id model.ID) {
-		t.Helper()
-		if _, claimed, err := b.registry.ClaimLoading(t.Context(), id, own, func(*meshv1.ReplicasRecord) bool { return true }); err != nil || !claimed {
-			t.Fatalf("claim of %s: %v, %v", id, claimed, err)
-		}
-	}
-	await := func(id model.ID, want int, state ...meshv1.ReplicaState) {
-		t.Helper()
-		testbed.Eventually(t, fmt.Sprintf("model %s is loaded %d times, and on record as %v", id, want, state), func() bool {
-			l.mu.Lock()
-			n := l.now[id]
-			l.mu.Unlock()
-			return n == want && slices.Equal(b.states(id), state)
-		})
-	}
-	claim("a")
-	claim("b")
-	await("a", 1, meshv1.ReplicaState_REPLICA_STATE_LOADED)
-	await("b", 1, meshv1.ReplicaState_REPLICA_STATE_LOADED)
-	if err := b.registry.Evict(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
-	await("a", 0)
+	b.claim("a", h)
+	b.claim("b", h)
+	b.awaitModel(l, "a", 1, 1, loaded)
+	b.awaitModel(l, "b", 1, 1, loaded)
+	b.evict("a")
+	b.awaitModel(l, "a", 1, 0)
 	if err := b.registry.Unregister(t.Context(), "b"); err != nil {
 		t.Fatal(err)
 	}
@@ -443,10 +431,178 @@ func TestHostDoesWhatTheRegistrySays(t *testing.T) {
 		return l.now["b"] == 0
 	})
 	b.ask("x", of("b")).fails(fault.UnknownModel)
-	claim("c")
-	claim("a")
+	b.claim("c", h)
+	b.claim("a", h)
 	checkModel(t, "a", b.ask("x", of("a"), at(h)))
-	await("c", 1, meshv1.ReplicaState_REPLICA_STATE_LOADED)
+	b.awaitModel(l, "c", 1, 1, loaded)
+}
+
+// claim has a host load a model.
+func (b *modelBed) claim(id model.ID, h *host) {
+	b.t.Helper()
+	_, claimed, err := b.registry.ClaimLoading(b.t.Context(), id, pipeline.HostID(h.Record().GetHost()), func(*meshv1.ReplicasRecord) bool { return true })
+	if err != nil || !claimed {
+		b.t.Fatalf("claim of %s: %v, %v", id, claimed, err)
+	}
+}
+
+// evict removes the replicas of a model from the registry.
+func (b *modelBed) evict(id model.ID) {
+	b.t.Helper()
+	if err := b.registry.Evict(b.t.Context(), id); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// awaitModel waits until a host has loaded a model so many times, has so many of it now, and has it
+// on record in that state.
+func (b *modelBed) awaitModel(l *loads, id model.ID, times, now int, state ...meshv1.ReplicaState) {
+	b.t.Helper()
+	testbed.Eventually(b.t, fmt.Sprintf("model %s is loaded %d times, %d now, and on record as %v", id, times, now, state), func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.of[id] == times && l.now[id] == now && slices.Equal(b.states(id), state)
+	})
+}
+
+func TestUnloadCancelsTheLoad(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("iris")
+	begun, isHeld := make(chan context.Context, 8), atomic.Bool{}
+	l := &loads{load: func(ctx context.Context, _ model.ID) error {
+		if !isHeld.Load() {
+			return nil
+		}
+		begun <- ctx
+		<-ctx.Done()
+		return ctx.Err()
+	}}
+	h := b.host(l, 8)
+	isHeld.Store(true)
+	b.claim("iris", h)
+	ctx := testbed.Receive(t, "begin of the load", begun)
+	b.evict("iris")
+	testbed.Receive(t, "end of the load's context", ctx.Done())
+	isHeld.Store(false)
+	b.claim("iris", h)
+	b.awaitModel(l, "iris", 1, 1, loaded)
+	checkModel(t, "iris", b.ask("x", of("iris"), at(h)))
+	h.awaitCount("stagemesh.stage.model_loads loaded", 1)
+	h.awaitCount("stagemesh.stage.model_loads failed", 0)
+}
+
+// A load that ignores its context keeps its slot and its memory, and serves no later claim.
+func TestCancelledLoadServesNoLaterClaim(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("a", "b", "c", "d")
+	begun, end := make(chan model.ID, 8), map[model.ID]chan struct{}{"a": make(chan struct{}), "b": make(chan struct{})}
+	l := &loads{load: func(_ context.Context, id model.ID) error {
+		begun <- id
+		if end[id] != nil {
+			select {
+			case <-end[id]:
+			case <-t.Context().Done():
+			}
+		}
+		return nil
+	}}
+	h := b.host(l, 8)
+	for _, id := range []model.ID{"a", "b"} {
+		b.claim(id, h)
+		testbed.Receive(t, "begin of the load", begun)
+	}
+	b.claim("c", h)
+	b.claim("d", h)
+	b.evict("a")
+	b.evict("b")
+	testbed.Eventually(t, "their loads are queued", func() bool { return h.Record().GetCache().GetQueued() == 2 })
+	b.claim("a", h)
+	close(end["b"])
+	b.awaitModel(l, "c", 1, 1, loaded)
+	b.awaitModel(l, "d", 1, 1, loaded)
+	b.awaitModel(l, "b", 1, 0)
+	b.awaitModel(l, "a", 0, 0, loading)
+	close(end["a"])
+	b.awaitModel(l, "a", 2, 1, loaded)
+	checkModel(t, "a", b.ask("x", of("a"), at(h)))
+}
+
+func TestModelOnRecordIsLoadedAfterCancelledLoads(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("iris")
+	begun := make(chan struct{}, 1)
+	l := &loads{load: func(ctx context.Context, _ model.ID) error {
+		select {
+		case begun <- struct{}{}:
+		default:
+		}
+		select {
+		case <-time.After(rand.N(3 * time.Millisecond)):
+			return nil
+		case <-ctx.Done():
+			return []error{nil, ctx.Err()}[rand.N(2)] // it may have ended already
+		}
+	}}
+	b.host(l, 8)
+	members := discovery.NewMembership(b.table, b.table, string(mesh), discard())
+	testbed.Background(t, members.Run)
+	testbed.Eventually(t, "the host is known", func() bool { return len(members.Hosts()) == 1 && members.Hosts()[0].Alive })
+	placer := models.NewPlacer(b.registry, members)
+	load := func(wait bool) {
+		t.Helper()
+		if err := placer.EnsureLoaded(t.Context(), "iris", models.Wanted{Replicas: 1, LastUse: time.Now()}, wait); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 50 {
+		load(false)
+		testbed.Receive(t, "begin of the load", begun)
+		b.evict("iris")
+		load(true)
+		l.mu.Lock()
+		n := l.now["iris"]
+		l.mu.Unlock()
+		if states := b.states("iris"); n != 1 || !slices.Equal(states, []meshv1.ReplicaState{loaded}) {
+			t.Fatalf("round %d: it is loaded %d times, and on record as %v", i, n, states)
+		}
+		b.evict("iris")
+		testbed.Eventually(t, "it is unloaded", func() bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.now["iris"] == 0
+		})
+		select {
+		case <-begun:
+		default:
+		}
+	}
+}
+
+func TestLoadThatDoesNotStartLeavesNoClaim(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("iris")
+	isBusy := atomic.Bool{}
+	isBusy.Store(true)
+	l := &loads{load: func(context.Context, model.ID) error {
+		if isBusy.Load() {
+			return fmt.Errorf("%w: it loads another model", runner.ErrNotStarted)
+		}
+		return nil
+	}}
+	h := b.host(l, 8)
+	b.claim("iris", h)
+	h.awaitCount("stagemesh.stage.model_loads failed", 1)
+	b.awaitModel(l, "iris", 0, 0)
+	if f := b.ask("x", of("iris"), at(h)).fault(fault.ModelLoadFailed); !strings.Contains(f.Message, "it loads another model") {
+		t.Errorf("a request: %s", f.Message)
+	}
+	b.awaitModel(l, "iris", 0, 0)
+	isBusy.Store(false)
+	checkModel(t, "iris", b.ask("y", of("iris"), at(h)))
 }
 
 func TestSizeOfALoadedModelIsMeasured(t *testing.T) {

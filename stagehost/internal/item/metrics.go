@@ -356,6 +356,8 @@ func (m *Metrics) CountLoad(took time.Duration, size model.Size, err error) {
 				m.modelSize.Record(context.Background(), n, m.with("memory", memory).record...)
 			}
 		}
+	case errors.Is(err, context.Canceled):
+		outcome = "cancelled"
 	case errors.Is(err, runner.ErrCrashed):
 		outcome = "crashed"
 	default:

@@ -140,7 +140,7 @@ func (c *Cache) Drop(now time.Time, id model.ID) {
 	if r.state != Loaded {
 		c.refuse(r, Dropped)
 	}
-	if r.state >= Loading {
+	if r.state >= Loading { // the host cancels the load of one that is refused
 		c.leave(now, r)
 	}
 }
@@ -213,7 +213,9 @@ func (c *Cache) live() (out model.Size) {
 }
 
 // loading returns the number of load slots in use.
-func (c *Cache) loading() int { return c.tallies[MakingRoom].count + c.tallies[Loading].count }
+func (c *Cache) loading() int {
+	return c.tallies[MakingRoom].count + c.tallies[Loading].count + c.tallies[Cancelling].count
+}
 
 // Figures are what a host publishes of its cache.
 type Figures struct {

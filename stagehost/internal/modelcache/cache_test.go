@@ -413,10 +413,12 @@ func TestDropEndsReplicaInEveryState(t *testing.T) {
 	h.drop("queued")
 	h.drop("loading")
 	dropped := string(modelcache.Dropped)
-	wantActions(t, h.act(), "refuse queued: "+dropped, "refuse loading: "+dropped, "unload loading")
-	h.loaded(loading) // too late
+	wantActions(t, h.act(), "refuse queued: "+dropped, "refuse loading: "+dropped)
 	h.unpin(queued)
 	h.unpin(loading)
+	wantActions(t, h.act())
+	h.loaded(loading) // too late
+	wantActions(t, h.act(), "unload loading")
 	h.settle()
 	h.load("loaded")
 	h.drop("loaded")
@@ -424,6 +426,43 @@ func TestDropEndsReplicaInEveryState(t *testing.T) {
 	h.settle()
 	if f := h.c.Figures(h.now); f.Used != (model.Size{}) || f.Models+f.Queued+f.Loading != 0 {
 		t.Fatalf("left: %+v", f)
+	}
+}
+
+func TestDroppedLoadKeepsItsSlotAndMemoryUntilItEnds(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		end    func(*host, *modelcache.Replica)
+		unload []string
+	}{
+		"loaded":        {(*host).loaded, []string{"unload m"}},
+		"failed":        {func(h *host, r *modelcache.Replica) { h.loadFailed(r, true) }, []string{"unload m"}},
+		"without trace": {func(h *host, r *modelcache.Replica) { h.loadFailed(r, false) }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHost(t, roomFor(10))
+			old, err := h.want(modelcache.Model{ID: "m", Size: units(8)}, modelcache.Requested)
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantActions(t, h.act(), "load m")
+			h.drop("m")
+			wantActions(t, h.act(), "refuse m: "+string(modelcache.Dropped))
+			again, err := h.want(modelcache.Model{ID: "m", Size: units(8)}, modelcache.Requested)
+			if err != nil {
+				t.Fatalf("the model is wanted again: %v", err)
+			}
+			other := h.pin("other")
+			wantActions(t, h.act())
+			test.end(h, old)
+			wantActions(t, h.act(), append(test.unload, "load other")...)
+			h.loaded(other)
+			h.settle()
+			if again.State() != modelcache.Loaded || h.c.Replica("m") != again {
+				t.Errorf("it is in state %d", again.State())
+			}
+		})
 	}
 }
 
@@ -631,6 +670,22 @@ func TestCrashAmongLoadsIsBlamedOnOne(t *testing.T) {
 	h.ready()
 	h.suspect = false
 	wantActions(t, h.act(), "refuse m1: "+string(modelcache.Crashed), "load m0", "load m2", "load m3")
+	h.settle()
+}
+
+func TestCrashBesideADroppedLoadIsBlamedOnNone(t *testing.T) {
+	t.Parallel()
+	s := roomFor(100)
+	s.LoadSlots = 2
+	h := newHost(t, s)
+	h.pin("dropped")
+	h.pin("m")
+	wantActions(t, h.act(), "load dropped", "load m")
+	h.drop("dropped")
+	wantActions(t, h.act(), "refuse dropped: "+string(modelcache.Dropped))
+	h.lose()
+	h.ready()
+	wantActions(t, h.act(), "load m")
 	h.settle()
 }
 

@@ -10,10 +10,11 @@
 //
 //	Load     load the model: Loaded or LoadFailed; Resize if its size is measured later
 //	Unload   remove the replica's record, then unload the model: Unloaded
-//	Refuse   the replica is not loaded: remove its record, forward or answer its items
+//	Refuse   the replica is not loaded: cancel its load, remove its record, forward or answer its
+//	         items
 //
 // RuntimeLost stands for the reports of all actions before it. A report that does not fit the
-// state of a replica, such as Loaded after Drop, does nothing. Each Want is refused at once, or
+// state of a replica does nothing. Each Want is refused at once, or
 // its replica is loaded, or gets a Refuse. Calls take time logarithmic in the number of models,
 // Actions for each model that it moves; RuntimeLost and All visit all.
 //
@@ -31,7 +32,8 @@
 // The churn guard lets no load displace a model used less than 10 load times ago. It begins
 // after three loads of the type: earlier it would prevent the loads that it learns from.
 //
-// A dropped model unloads when its items have ended, or after 127 s. A failed unload is tried
+// A dropped model unloads when its items have ended, or after 127 s. One that is being loaded
+// keeps its load slot until that load has ended, and then unloads. A failed unload is tried
 // 6 times, 10 s apart. Then the capacity shrinks, until the runtime is replaced.
 //
 // # Loads

@@ -179,6 +179,9 @@ func (h *host) checkUnload(r *modelcache.Replica, k *known) {
 	if h.memory[r.ID] != r {
 		h.t.Fatalf("%s is unloaded, and the runtime does not have it", r.ID)
 	}
+	if slices.ContainsFunc(h.running, func(a modelcache.Action) bool { return a.Replica == r }) {
+		h.t.Fatalf("%s is unloaded while its load runs", r.ID)
+	}
 	switch {
 	case !k.loaded || k.refused != "" || k.unloading: // it was not in use, or is unloaded again
 	case k.droppedAt.IsZero():
@@ -266,6 +269,11 @@ func (h *host) check() {
 			h.t.Fatalf("%s is queued and nobody wants it", r.ID)
 		}
 	}
+	for r := range h.known {
+		if r.State() == modelcache.Cancelling {
+			loading++
+		}
+	}
 	slots := h.settings.LoadSlots
 	if h.suspect {
 		slots = 1
@@ -321,7 +329,7 @@ func (h *host) finish(i int, size model.Size) {
 // loadFailed reports a load that failed and left memory in use, or not.
 func (h *host) loadFailed(r *modelcache.Replica, usesMemory bool) {
 	h.take(h.indexOf(modelcache.Load, r))
-	if !usesMemory && r.State() == modelcache.Loading {
+	if !usesMemory {
 		delete(h.memory, r.ID)
 	}
 	h.c.LoadFailed(h.now, r, nil, usesMemory)

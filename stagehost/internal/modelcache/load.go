@@ -169,11 +169,14 @@ func (c *Cache) startLoads(now time.Time) {
 
 // Loaded reports the end of Load. A size of zero leaves that as it was predicted.
 func (c *Cache) Loaded(now time.Time, r *Replica, size model.Size) {
-	if r.state == Loading {
+	switch r.state {
+	case Loading:
 		c.times(r.Type).learn(now.Sub(r.since))
 		r.want = 0
 		c.become(r, Loaded)
 		c.Resize(now, r, size)
+	case Cancelling:
+		c.unload(r)
 	}
 }
 
@@ -193,14 +196,16 @@ func (c *Cache) Resize(now time.Time, r *Replica, size model.Size) {
 
 // LoadFailed reports the end of Load. A replica that may use memory is unloaded.
 func (c *Cache) LoadFailed(now time.Time, r *Replica, cause error, usesMemory bool) {
-	if r.state != Loading {
-		return
-	}
-	c.refuse(r, Failed)
-	c.actions[len(c.actions)-1].Refusal.Cause = cause
-	if usesMemory {
+	if r.state == Loading {
+		c.refuse(r, Failed)
+		c.actions[len(c.actions)-1].Refusal.Cause = cause
 		c.leave(now, r)
-	} else {
+	}
+	switch {
+	case r.state != Cancelling:
+	case usesMemory:
+		c.unload(r)
+	default:
 		c.end(r)
 	}
 }
@@ -211,14 +216,17 @@ func (c *Cache) evict(now time.Time, r *Replica) {
 	c.actions[len(c.actions)-1].Evict = true
 }
 
-// leave unloads a replica, once items that run have ended.
+// leave unloads a replica, once its load or the items that run have ended.
 func (c *Cache) leave(now time.Time, r *Replica) {
 	delete(c.replicas, r.ID)
 	c.leaving[r.ID] = r
-	if r.state == Loaded && r.pins > 0 {
+	switch {
+	case r.state == Loading:
+		c.become(r, Cancelling)
+	case r.pins > 0:
 		r.due = now.Add(drainTimeout)
 		c.become(r, Draining)
-	} else {
+	default:
 		c.unload(r)
 	}
 }
@@ -248,10 +256,10 @@ func (c *Cache) Unloaded(now time.Time, r *Replica, err error) {
 
 // RuntimeLost reports that the runtime has ended, and all models with it.
 func (c *Cache) RuntimeLost() {
+	alone := c.tallies[Loading].count+c.tallies[Cancelling].count == 1
 	for _, r := range c.leaving {
 		c.end(r)
 	}
-	alone := c.tallies[Loading].count == 1
 	for _, r := range c.replicas {
 		crashed := r.state == Loading && !c.stopped
 		switch c.become(r, Queued); {

@@ -34,6 +34,7 @@ const (
 	Queued
 	MakingRoom // has a load slot and waits for memory
 	Loading
+	Cancelling // was dropped, and unloads when its load has ended
 	Loaded
 	Draining // unloads when its items have ended
 	Unloading

@@ -22,6 +22,8 @@ import (
 type loadedModel struct {
 	// contract is its own, or the runner's.
 	contract *schema.Contract
+	// size is as measured, zero where it is not known.
+	size model.Size
 	// limit is set for a model that takes fewer batches at a time than there are slots, else nil.
 	limit *batch.Limit
 }
@@ -53,7 +55,7 @@ func (s *set) Act(now time.Time) {
 		switch r := a.Replica; a.Kind {
 		case modelcache.Load:
 			m := s.known[r.ID]
-			s.start(func(ctx context.Context) outcome { return s.loadModel(ctx, r, m) })
+			s.loads[r] = s.start(func(ctx context.Context) outcome { return s.loadModel(ctx, r, m) })
 		case modelcache.Unload:
 			if a.Evict {
 				s.Metrics.CountEviction()
@@ -74,24 +76,25 @@ func (s *set) Act(now time.Time) {
 type outcome func(s *set, isCurrent bool)
 
 // start runs what the cache decides in a goroutine, and posts its outcome.
-func (s *set) start(run func(context.Context) outcome) {
+func (s *set) start(run func(context.Context) outcome) context.CancelFunc {
 	generation := s.generation
+	ctx, cancel := context.WithTimeout(s.ctx, s.Cache.LoadTimeout)
 	s.items.Runs.Go(func() {
-		ctx, cancel := context.WithTimeout(s.ctx, s.Cache.LoadTimeout)
 		defer cancel()
 		end := run(ctx)
 		s.post(func(s *set) { end(s, generation == s.generation) })
 	})
+	return cancel
 }
 
 // refuse ends a replica that is not loaded.
 func (s *set) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 	items := s.of(r)
-	s.record(r.ID, refusal, r.LastUse)
-	if r.State() == modelcache.Ended && s.cache.Replica(r.ID) == nil {
-		delete(s.known, r.ID)
-		s.loaded.Delete(r.ID)
+	if cancel := s.loads[r]; cancel != nil {
+		cancel()
 	}
+	s.record(r.ID, refusal, r.LastUse)
+	s.forget(r)
 	if refusal.Reason != modelcache.Dropped && refusal.Reason != modelcache.GivenUp {
 		s.passOn(r.ID, items, refusalFault(r.ID, refusal))
 		return
@@ -101,6 +104,14 @@ func (s *set) refuse(r *modelcache.Replica, refusal *modelcache.Refusal) {
 	}
 	if len(items) > 0 && s.busy[r.ID] == 0 {
 		s.claim(r.ID)
+	}
+}
+
+// forget forgets the model of a replica that has ended, unless it is wanted again.
+func (s *set) forget(r *modelcache.Replica) {
+	if r.State() == modelcache.Ended && s.cache.Replica(r.ID) == nil {
+		delete(s.known, r.ID)
+		s.loaded.Delete(r.ID)
 	}
 }
 
@@ -121,11 +132,9 @@ type modelLoaded struct {
 	// contract is what the model takes.
 	contract *schema.Contract
 	err      error
-	// unrecorded is why the registry does not know the end yet.
-	unrecorded error
 }
 
-// loadModel loads a model, and tells the registry how that ended.
+// loadModel loads a model.
 func (ms *Models) loadModel(ctx context.Context, r *modelcache.Replica, m model.Model) outcome {
 	begin := time.Now()
 	e := modelLoaded{replica: r, contract: ms.StageContract}
@@ -138,55 +147,50 @@ func (ms *Models) loadModel(ctx context.Context, r *modelcache.Replica, m model.
 			e.err = fmt.Errorf("its spec: %w", e.err)
 		}
 	}
-	took := time.Since(begin)
-	ms.Metrics.CountLoad(took, e.loaded.Size, e.err)
+	took, err := time.Since(begin), e.err
+	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
+		err = context.Canceled
+	}
+	ms.Metrics.CountLoad(took, e.loaded.Size, err)
 	log := ms.Logger.With("model", m.ID, "took", took.Round(time.Millisecond))
-	ctx, cancel := context.WithTimeout(ms.ctx, registryTimeout)
-	defer cancel()
 	switch {
-	case e.err == nil:
+	case err == nil:
 		log.Debug("model loaded")
-		e.unrecorded = ms.registry.SetLoaded(ctx, m.ID, ms.Host, e.loaded.Size, ms.ownSpec(e.contract))
-	case errors.Is(e.err, runner.ErrCrashed), errors.Is(e.err, runner.ErrNotStarted):
+	case errors.Is(err, context.Canceled):
+		log.Debug("the load of a model is cancelled")
+	case errors.Is(err, runner.ErrCrashed), errors.Is(err, runner.ErrNotStarted):
 		// The cache finds out which load ended the runtime.
 	default:
-		log.Warn("a model is not loaded", "error", e.err)
-		kind := registry.KindLoad
-		if errors.Is(e.err, runner.ErrInvalidModel) {
-			kind = registry.KindInvalid
-		}
-		e.unrecorded = ms.registry.SetFailed(ctx, m.ID, ms.Host, kind, e.err.Error())
+		log.Warn("a model is not loaded", "error", err)
 	}
-	ms.logRegistryError(m.ID, e.unrecorded)
 	return func(s *set, isCurrent bool) {
 		if isCurrent {
+			delete(s.loads, r)
 			s.endLoad(e)
 		}
+		s.forget(r)
 	}
 }
 
 func (s *set) endLoad(e modelLoaded) {
 	r, now := e.replica, time.Now()
 	items := s.of(r)
-	if e.unrecorded != nil {
-		s.recheckAt = now.Add(recheckPause)
-	}
 	switch {
 	case e.err == nil:
 		s.cache.Loaded(now, r, e.loaded.Size)
 		if r.State() != modelcache.Loaded {
-			return // it was dropped meanwhile
+			return // it was dropped meanwhile, or is too large
 		}
-		loaded := &loadedModel{contract: e.contract}
+		loaded := &loadedModel{contract: e.contract, size: e.loaded.Size}
 		if most := e.loaded.MaxConcurrency; 0 < most && most < s.Loader.Concurrency() {
 			loaded.limit = &batch.Limit{Most: most}
 		}
 		s.loaded.Store(r.ID, loaded)
 		s.fit(items...)
-		s.reconcile(now, r.ID) // the registry may show an unload and a new claim, later than this load
+		s.reconcile(now, r.ID) // it tells the registry, or finds an unload and a new claim there
 	case errors.Is(e.err, runner.ErrCrashed):
 		// RuntimeLost takes the place of this report.
-	case r.State() == modelcache.Loading:
+	default:
 		s.cache.LoadFailed(now, r, e.err, !errors.Is(e.err, runner.ErrInvalidModel) && !errors.Is(e.err, runner.ErrNotStarted))
 	}
 }
@@ -214,6 +218,10 @@ func (s *set) setRuntime(generation uint64) {
 	if s.generation != 0 && generation != s.generation {
 		s.cache.RuntimeLost()
 		s.loaded.Clear()
+		for r, cancel := range s.loads {
+			cancel()
+			delete(s.loads, r)
+		}
 	}
 	if s.generation = generation; s.generation != 0 {
 		s.cache.RuntimeReady()

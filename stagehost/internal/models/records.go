@@ -21,6 +21,7 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/internal/modelcache"
+	"github.com/stagemesh/stagemesh/stagehost/runner"
 )
 
 const (
@@ -218,20 +219,28 @@ func (s *set) request(m model.Model) {
 
 // record tells the registry that a model is not loaded here.
 func (s *set) record(id model.ID, refusal *modelcache.Refusal, lastUse time.Time) {
-	kind := registry.KindTooLarge
+	kind, message := "", refusalFault(id, refusal).Message
 	switch refusal.Reason {
-	case modelcache.Failed, modelcache.Dropped:
+	case modelcache.Dropped:
 		return // it knows
 	case modelcache.TooLarge:
+		kind = registry.KindTooLarge
 	case modelcache.Crashed:
 		kind = registry.KindCrashed
-	default:
+	case modelcache.Failed:
+		message = refusal.Cause.Error()
+		switch {
+		case errors.Is(refusal.Cause, runner.ErrInvalidModel):
+			kind = registry.KindInvalid
+		case !errors.Is(refusal.Cause, runner.ErrNotStarted):
+			kind = registry.KindLoad
+		}
+	}
+	if kind == "" {
 		s.removeClaim(id, lastUse)
 		return
 	}
-	s.change(id, func(ctx context.Context) error {
-		return s.registry.SetFailed(ctx, id, s.Host, kind, refusalFault(id, refusal).Message)
-	})
+	s.change(id, func(ctx context.Context) error { return s.registry.SetFailed(ctx, id, s.Host, kind, message) })
 }
 
 // followModels posts the changes of the registry.
@@ -313,6 +322,13 @@ func (s *set) reconcile(now time.Time, id model.ID) {
 	own := s.Host
 	r, state := s.cache.Replica(id), registry.StateOf(there, own)
 	isThere := registry.HasReplica(there, own)
+	if r != nil && r.State() == modelcache.Loaded && state == meshv1.ReplicaState_REPLICA_STATE_LOADING {
+		loaded := s.loadedModel(id)
+		s.change(id, func(ctx context.Context) error {
+			return s.registry.SetLoaded(ctx, id, own, loaded.size, s.ownSpec(loaded.contract))
+		})
+		return // free comes here again
+	}
 	if s.IsLeaving() {
 		if r == nil && isThere {
 			s.removeClaim(id, time.Time{}) // of a sender that does not know yet
@@ -331,11 +347,6 @@ func (s *set) reconcile(now time.Time, id model.ID) {
 		s.claim(id)
 	case r == nil && isThere:
 		s.removeClaim(id, time.Time{})
-	case r != nil && r.State() == modelcache.Loaded && state == meshv1.ReplicaState_REPLICA_STATE_LOADING:
-		spec := s.ownSpec(s.loadedModel(id).contract)
-		s.change(id, func(ctx context.Context) error {
-			return s.registry.SetLoaded(ctx, id, own, r.Size, spec)
-		})
 	case r != nil && there.GetLastUse().AsTime().After(r.LastUse):
 		// Somebody wants it to stay.
 		_, _ = s.cache.Want(now, modelcache.Model{ID: id, LastUse: there.GetLastUse().AsTime()}, modelcache.Requested) // it is here
@@ -349,7 +360,7 @@ func (s *set) removeClaim(id model.ID, lastUse time.Time) {
 	})
 }
 
-// change changes what the registry has of a model that is not here.
+// change changes what the registry has of a model.
 func (s *set) change(id model.ID, change func(context.Context) error) {
 	s.busy[id]++
 	s.items.Runs.Go(func() {

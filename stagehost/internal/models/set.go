@@ -1,6 +1,7 @@
 package models
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -41,6 +42,8 @@ type set struct {
 	cache *modelcache.Cache
 	// known are the models of the cache's replicas.
 	known map[model.ID]model.Model
+	// loads cancel the loads in progress.
+	loads map[*modelcache.Replica]context.CancelFunc
 	// waiting are the items that wait for a model, in the order of their arrival.
 	waiting      map[model.ID][]*item.Item
 	waitingItems int
@@ -65,7 +68,8 @@ func newSet(ms *Models) *set {
 	ms.Metrics.ShowModels()
 	return &set{
 		Models: ms, cache: modelcache.New(ms.Cache),
-		known: map[model.ID]model.Model{}, waiting: map[model.ID][]*item.Item{}, busy: map[model.ID]int{}, uses: map[model.ID]modelUse{},
+		known: map[model.ID]model.Model{}, loads: map[*modelcache.Replica]context.CancelFunc{},
+		waiting: map[model.ID][]*item.Item{}, busy: map[model.ID]int{}, uses: map[model.ID]modelUse{},
 	}
 }
 
