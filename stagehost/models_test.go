@@ -557,7 +557,7 @@ func TestModelOnRecordIsLoadedAfterCancelledLoads(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for i := range 50 {
+	for i := range 25 {
 		load(false)
 		testbed.Receive(t, "begin of the load", begun)
 		b.evict("iris")

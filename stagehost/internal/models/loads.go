@@ -75,7 +75,7 @@ func (s *set) Act(now time.Time) {
 // replaced meanwhile.
 type outcome func(s *set, isCurrent bool)
 
-// start runs what the cache decides in a goroutine, and posts its outcome.
+// start runs what the cache decides in a goroutine until it is cancelled, and posts its outcome.
 func (s *set) start(run func(context.Context) outcome) context.CancelFunc {
 	generation := s.generation
 	ctx, cancel := context.WithTimeout(s.ctx, s.Cache.LoadTimeout)
