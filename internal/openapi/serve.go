@@ -106,8 +106,9 @@ const (
 	plainType  = "text/plain; charset=utf-8"
 )
 
-// pageFiles returns the page and its files, with the viewer's licences, by path.
-func pageFiles() map[string]file {
+// pageFiles returns the page and its files, with the viewer's licences, by path. It packs them
+// once for all gateways of a process.
+var pageFiles = sync.OnceValue(func() map[string]file {
 	return map[string]file{
 		PagePath:               newFile(htmlType, pageHTML),
 		PagePath + "/docs.css": newFile(styleType, pageStyle),
@@ -124,7 +125,7 @@ func pageFiles() map[string]file {
 		PagePath + "/swagger-ui.css":       packedFile(styleType, viewerStyle),
 		PagePath + "/swagger-ui-bundle.js": packedFile(scriptType, viewerScript),
 	}
-}
+})
 
 // file is a file to be sent, as it is and in gzip.
 type file struct {
