@@ -11,6 +11,15 @@ import (
 // Without one the members are upgraded to the same version.
 var earlier = flag.String("earlier", "", "the program of an earlier version's fleet tests, which runs beside this one")
 
+// programs returns the programs that members become in turn: this version's, and then the earlier one's,
+// if there is one. Without it a second turn would be like the first.
+func programs() []string {
+	if *earlier == "" {
+		return []string{""}
+	}
+	return []string{"", *earlier}
+}
+
 // become drains members, one after the other, and starts them again as that program; "" is the test's own.
 func become(program string, flow func(), members ...*member) {
 	for _, m := range members {
@@ -25,7 +34,7 @@ func become(program string, flow func(), members ...*member) {
 func (m *mesh) upgradeAndRollBack(flow func()) {
 	m.t.Helper()
 	flow()
-	for _, program := range []string{"", *earlier} {
+	for _, program := range programs() {
 		become(program, flow, m.hosts[:len(m.hosts)/2]...)
 		become(program, flow, m.gateways[0])
 		become(program, flow, m.hosts[len(m.hosts)/2:]...)
@@ -38,8 +47,8 @@ func TestUpgradeDisturbsNoRequest(t *testing.T) {
 	f := newFleet(t)
 	f.program = *earlier
 	m := f.withGatewaysAndHosts(t, gatewaySpec{})
-	l := f.load(loadSpec{pipeline: "chain", inFlight: 32, every: 2 * time.Millisecond, through: perRequest})
-	m.upgradeAndRollBack(func() { l.flow(200) })
+	l := f.load(loadSpec{pipeline: "chain", inFlight: 32, every: 4 * time.Millisecond, through: perRequest})
+	m.upgradeAndRollBack(func() { l.flow(100) })
 	r := l.finish()
 	r.checkAllRight(t)
 	logDroppedReplies(t, m.gateways)
@@ -68,7 +77,7 @@ func TestUpgradeLosesNoDurableRequest(t *testing.T) {
 	l := f.load(loadSpec{pipeline: "chain", durable: true, keyed: true, inFlight: 16, every: 10 * time.Millisecond, through: perRequest})
 	flow := func() { l.flow(40) }
 	m.upgradeAndRollBack(flow)
-	for _, program := range []string{"", *earlier} {
+	for _, program := range programs() {
 		for _, killed := range []*member{f.broker, m.hosts[0], m.gateways[0]} {
 			killed.Kill()
 			killed.program = program
@@ -85,10 +94,10 @@ func TestUpgradeRunsJobsOnce(t *testing.T) {
 	f := newJobsFleet(t, hostSpec{run: 20 * time.Millisecond}, map[string]any{"timeout": "10s"})
 	f.program = *earlier
 	f.dispatch()
-	finish := f.load(endless, 100*time.Millisecond)
+	finish := f.load(endless, 200*time.Millisecond)
 	flow := func() { f.flow(50) }
 	flow()
-	for _, program := range []string{"", *earlier} {
+	for _, program := range programs() {
 		become(program, flow, f.dispatchers...)
 		become(program, flow, f.stage, f.gateways[0])
 	}
@@ -102,17 +111,17 @@ func TestUpgradeKeepsPipelinesWithBlocks(t *testing.T) {
 	f := newFleet(t)
 	f.program = *earlier
 	m := f.withGatewaysAndHosts(t, gatewaySpec{})
-	l := f.load(loadSpec{pipeline: "chain", inFlight: 16, every: 4 * time.Millisecond, through: perRequest})
-	l.flow(200)
+	l := f.load(loadSpec{pipeline: "chain", inFlight: 16, every: 8 * time.Millisecond, through: perRequest})
+	l.flow(100)
 	f.program = ""
 	spec := gatewaySpec{pipelines: map[string][]string{"chain": {"one", "two", "three"}}, drainDelay: time.Second}
 	if err := json.Unmarshal([]byte(blocks), &spec.blocks); err != nil {
 		t.Fatal(err)
 	}
 	later := f.gatewayOf(spec)
-	g := f.load(loadSpec{pipeline: "graph", inFlight: 8, every: 8 * time.Millisecond, gateway: later})
-	g.flow(200)
-	become("", func() { l.flow(200); g.flow(100) }, m.hosts...)
+	g := f.load(loadSpec{pipeline: "graph", inFlight: 8, every: 16 * time.Millisecond, gateway: later})
+	g.flow(100)
+	become("", func() { l.flow(100); g.flow(50) }, m.hosts...)
 	g.finish().checkAllRight(t)
 	l.finish().checkAllRight(t)
 }
