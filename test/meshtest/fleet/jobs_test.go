@@ -168,10 +168,13 @@ func (f *jobsFleet) results() map[string]string {
 func (f *jobsFleet) check(mostRuns int) {
 	f.t.Helper()
 	f.t.Cleanup(f.explainUnended)
-	for ended := 0; ended < len(f.accepted); {
-		before := ended
-		testbed.Eventually(f.t, "further jobs end", func() bool { ended = len(f.results()); return ended > before })
+	// The length of the queue costs little to poll, all of the results much.
+	state, queue := f.streams().state, bus.SubjectsOf(f.mesh).JobStream("nightly")
+	for left := state(queue).Msgs; left > 0; {
+		before := left
+		testbed.Eventually(f.t, "further jobs end", func() bool { left = state(queue).Msgs; return left < before })
 	}
+	testbed.Eventually(f.t, "all jobs have ended", func() bool { return len(f.results()) >= len(f.accepted) })
 	results, runs, reruns := f.results(), f.runs(), 0
 	for text, id := range f.accepted {
 		if results[id] != "succeeded" || len(runs[text]) == 0 || len(runs[text]) > mostRuns {
@@ -212,7 +215,7 @@ func TestJobsRunOnceWhileTheirOwnersDie(t *testing.T) {
 	f := newJobsFleet(t, hostSpec{run: 20 * time.Millisecond}, map[string]any{"timeout": "10s"})
 	f.dispatch()
 	finish := f.load(endless, 400*time.Millisecond)
-	for range pick(10, 25) {
+	for range pick(4, 25) {
 		f.flow(50)
 		f.owner.Kill()
 		for _, m := range f.dispatchers {
@@ -303,7 +306,7 @@ func TestPausedOwnerLeavesThePoolToAnother(t *testing.T) {
 	t.Parallel()
 	f := newJobsFleet(t, hostSpec{run: 20 * time.Millisecond}, nil)
 	f.dispatch()
-	finish := f.load(endless, 200*time.Millisecond)
+	finish := f.load(endless, pick(400*time.Millisecond, 200*time.Millisecond))
 	for range pick(2, 10) {
 		f.flow(50)
 		paused := f.owner
@@ -359,7 +362,7 @@ func TestJobsSurviveEveryPart(t *testing.T) {
 	f := newJobsFleet(t, hostSpec{run: 20 * time.Millisecond}, nil)
 	f.host(hostSpec{run: 20 * time.Millisecond, chunks: 1, slots: 8 * jobsInFlight})
 	f.dispatch()
-	finish := f.load(endless, 200*time.Millisecond)
+	finish := f.load(endless, pick(400*time.Millisecond, 200*time.Millisecond))
 	for range pick(1, 5) {
 		for _, m := range []*member{f.stage, f.gateways[0], f.broker, f.owner} {
 			f.flow(50)

@@ -80,7 +80,7 @@ func (f *jobsFleet) upload(body []byte, texts []string, query string) bool {
 }
 
 // bulkLines are the lines of one upload, whose answers the gateway holds until its end.
-const bulkLines = 10_000
+const bulkLines = 5_000
 
 // streams reads the states of the mesh's streams.
 type streams struct {
@@ -118,7 +118,7 @@ func TestManyJobsEndOnce(t *testing.T) {
 	if !*soak { // which measures
 		t.Parallel()
 	}
-	jobs, gate := pick(20_000, 1_000_000), newValve(t, time.Second)
+	jobs, gate := pick(6_000, 1_000_000), newValve(t, time.Second)
 	f := newJobsFleet(t, hostSpec{run: 0}, map[string]any{"max_in_flight": 256, "gate": gate.gate})
 	f.dispatch()
 	names, state := bus.SubjectsOf(f.mesh), f.streams().state
