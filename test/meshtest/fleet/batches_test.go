@@ -150,12 +150,12 @@ func (f *batchFleet) customIDs(file string, counts map[string]int) (lines int) {
 // The kills meet each step of a batch: it is validated, expanded, awaited or finalized.
 func TestBatchesSurviveTheirProcessors(t *testing.T) {
 	t.Parallel()
-	const lines, kills = 200, 10
+	const lines = 200
 	f := newBatchFleet(t, 3)
 	var ids []string
-	for kill := range kills {
+	for kill := range pick(6, 20) {
 		ids = append(ids, f.create(fmt.Sprint("batch-", kill), lines))
-		must(t, wait(t.Context(), time.Duration(kill)*70*time.Millisecond))
+		must(t, wait(t.Context(), time.Duration(kill%6)*120*time.Millisecond))
 		killed := f.processor
 		killed.Kill()
 		f.awaitProcessor()

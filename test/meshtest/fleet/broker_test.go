@@ -83,11 +83,11 @@ func TestDurableRequestsSurviveTheLossOfALeader(t *testing.T) {
 	t.Parallel()
 	f := newFleetOn(t, 3)
 	f.startChain(20 * time.Millisecond)
-	spec := loadSpec{pipeline: "chain", inFlight: 100, every: 10 * time.Millisecond, durable: true}
+	spec := loadSpec{pipeline: "chain", inFlight: 100, every: pick(20*time.Millisecond, 10*time.Millisecond), durable: true}
 	durable := f.load(spec)
 	spec.keyed, spec.prefix = true, "key-"
 	keyed := f.load(spec)
-	durable.flow(100)
+	durable.flow(50)
 	subjects := bus.SubjectsOf(f.mesh)
 	streams := []string{subjects.Stream("two", pipeline.File), subjects.ResultStream(), subjects.ClaimStream()}
 	for turn := range pick(2, 30) {
@@ -97,7 +97,7 @@ func TestDurableRequestsSurviveTheLossOfALeader(t *testing.T) {
 		testbed.Eventually(t, "requests are answered again", func() bool { return f.isAnswered("chain") })
 		t.Logf("answered %s after the leader was killed", time.Since(begin))
 		leader.start()
-		durable.flow(100)
+		durable.flow(50)
 	}
 	checkNoneLost(t, f, durable.finish())
 	checkNoneLost(t, f, keyed.finish())

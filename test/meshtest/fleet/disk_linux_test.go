@@ -27,10 +27,7 @@ func TestDiskFillsAndEmptiesUnderLoad(t *testing.T) {
 	if folder == "" {
 		return
 	}
-	took := 10 * time.Second
-	if *soak {
-		took = 5 * time.Minute
-	}
+	took := pick(6*time.Second, 5*time.Minute)
 	// Stored results would fill the disk too. There are no keys, and the results of ten seconds fit.
 	settings := gateway.Settings{}
 	settings.Limits.MaxTimeout = 8 * time.Second

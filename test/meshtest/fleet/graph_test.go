@@ -35,8 +35,8 @@ func TestBlocksSurviveTheirHosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := f.withGatewaysAndHosts(t, spec)
-	l := f.load(loadSpec{pipeline: "graph", inFlight: 32, every: 4 * time.Millisecond, through: perRequest})
-	m.failInTurn(l, 250)
+	l := f.load(loadSpec{pipeline: "graph", inFlight: 32, every: pick(8*time.Millisecond, 4*time.Millisecond), through: perRequest})
+	m.failInTurn(l, pick(125, 250))
 	l.finish().checkAllRight(t)
 
 	d := f.load(loadSpec{pipeline: "graph", durable: true, keyed: true, prefix: "durable-", inFlight: 16, every: 10 * time.Millisecond, through: perRequest})

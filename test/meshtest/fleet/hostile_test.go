@@ -288,7 +288,7 @@ func (o outcome) String() string {
 // Each attack alone; `make soak` has all of them, the short form one for each shape and port.
 func TestNoAttackTakesMoreThanItsShare(t *testing.T) {
 	m := newAttacked(t)
-	most := time.Duration(pick(100, 2000)) * time.Millisecond
+	most := pick(100*time.Millisecond, 2*time.Second)
 	a := &attacker{ports: m.ports, until: time.Now().Add(10 * time.Second)}
 	for _, good := range goodCalls() {
 		good.send(a, 4)

@@ -56,12 +56,12 @@ func TestKilledHostsLoseNoRequest(t *testing.T) {
 			const redelivered = "stagemesh_stage_redelivered_total"
 			counted, kills := 0, pick(4, 40)
 			for turn := range kills {
-				l.flow(pick(1_500, 5_000))
+				l.flow(pick(500, 5_000))
 				counted += hosts[turn%2].count(redelivered)
 				hosts[turn%2].Kill()
 				hosts[turn%2].start()
 			}
-			l.flow(pick(1_500, 5_000))
+			l.flow(pick(500, 5_000))
 			r := l.finish()
 			r.checkAllRight(t)
 			reruns, redeliveries := countReruns(t, f, r), f.queue("echo", durability).redeliveries()
@@ -180,14 +180,14 @@ func TestRollingRestartsDisturbNoRequest(t *testing.T) {
 			// machine.
 			draining := gatewaySpec{drainDelay: 20 * balanceEvery}
 			gateways := []*member{f.gatewayOf(draining), f.gatewayOf(draining)}
-			l := f.load(loadSpec{inFlight: 16, every: time.Millisecond, through: test.through, http2: test.http2})
+			l := f.load(loadSpec{inFlight: 16, every: pick(3*time.Millisecond, 1*time.Millisecond), through: test.through, http2: test.http2})
 			restarts := pick(4, 60)
 			for turn := range restarts {
-				l.flow(300)
+				l.flow(100)
 				restart(hosts[turn%2], gateways[turn%2])
 				testbed.Eventually(t, "the balancer uses both gateways", func() bool { return l.ready.knows(len(gateways)) })
 			}
-			l.flow(300)
+			l.flow(100)
 			r := l.finish()
 			r.checkAllRight(t)
 			if again := countReruns(t, f, r); again != 0 {
@@ -204,8 +204,8 @@ func TestRepliesNeverReachTheWrongCaller(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
 	m := f.withGatewaysAndHosts(t, gatewaySpec{})
-	l := f.load(loadSpec{pipeline: "chain", inFlight: 64, every: 2 * time.Millisecond, through: perRequest})
-	m.failInTurn(l, 500)
+	l := f.load(loadSpec{pipeline: "chain", inFlight: 64, every: pick(4*time.Millisecond, 2*time.Millisecond), through: perRequest})
+	m.failInTurn(l, pick(250, 500))
 	l.finish().checkAllRight(t)
 	until(t, "every gateway shows all hosts", discovery.MaxDetectTime, m.isInView)
 	logDroppedReplies(t, m.gateways)

@@ -120,12 +120,12 @@ func TestMixOfFaultsLosesNothing(t *testing.T) {
 	}
 	kinds, loads := mixOfRequests(), map[string]*load{}
 	for name, kind := range kinds {
-		kind.load.prefix, kind.load.inFlight, kind.load.every = name+"-", 8, 10*time.Millisecond
+		kind.load.prefix, kind.load.inFlight, kind.load.every = name+"-", 8, pick(20*time.Millisecond, 10*time.Millisecond)
 		// Far longer than any fault: no error may become a timeout.
 		kind.load.timeout = time.Minute
 		loads[name] = f.load(kind.load)
 	}
-	for end := time.Now().Add(time.Duration(pick(25, 600)) * time.Second); time.Now().Before(end); {
+	for end := time.Now().Add(pick(25*time.Second, 10*time.Minute)); time.Now().Before(end); {
 		c.next()
 		c.wait(0, time.Second)
 	}

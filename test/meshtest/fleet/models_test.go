@@ -181,7 +181,8 @@ func TestModelsStayLoadedWhileHostsLeave(t *testing.T) {
 	for name, atOnce := range map[string]int{"one by one": 1, "at once": 3} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			const models, load = 40, time.Second
+			const load = time.Second
+			models := pick(20, 40)
 			f := newFleet(t, brokerRegistry)
 			for range 5 {
 				f.modelHost(modelSpec{room: models, load: load})
@@ -190,8 +191,8 @@ func TestModelsStayLoadedWhileHostsLeave(t *testing.T) {
 			f.awaitModels(models)
 			misses := func() int { return sum(f.hosts[3:], "stagemesh_stage_model_requests_total", `result="miss"`) }
 			before := misses()
-			l := f.load(loadSpec{inFlight: 16, every: 5 * time.Millisecond, models: models})
-			l.flow(200)
+			l := f.load(loadSpec{inFlight: 16, every: pick(10*time.Millisecond, 5*time.Millisecond), models: models})
+			l.flow(100)
 			for leaving := range slices.Chunk(f.hosts[:3], atOnce) {
 				var stops sync.WaitGroup
 				for _, host := range leaving {
@@ -199,7 +200,7 @@ func TestModelsStayLoadedWhileHostsLeave(t *testing.T) {
 				}
 				stops.Wait()
 			}
-			l.flow(500)
+			l.flow(250)
 			r := l.finish()
 			r.checkAllRight(t)
 			times, missed := r.times(took, ""), misses()-before
@@ -263,7 +264,7 @@ func TestDurableRequestsRunWhereTheirModelIs(t *testing.T) {
 	if sum(f.hosts, "stagemesh_stage_model_forwards_total") == 0 {
 		t.Error("no request was forwarded to the host of its model")
 	}
-	l := f.load(loadSpec{durable: true, inFlight: 16, every: 2 * time.Millisecond, models: room / 2, timeout: time.Minute})
+	l := f.load(loadSpec{durable: true, inFlight: 16, every: pick(4*time.Millisecond, 2*time.Millisecond), models: room / 2, timeout: time.Minute})
 	for i := range pick(2, 20) {
 		holder := f.hosts[i%2]
 		l.flow(100)
@@ -320,10 +321,10 @@ func TestAliasSwitchesUnderLoad(t *testing.T) {
 	set(modelName(0))
 	var loads []*load
 	for _, g := range gateways {
-		loads = append(loads, f.load(loadSpec{pipeline: "alias:best", inFlight: 8, every: 4 * time.Millisecond, gateway: g}))
+		loads = append(loads, f.load(loadSpec{pipeline: "alias:best", inFlight: 8, every: pick(8*time.Millisecond, 4*time.Millisecond), gateway: g}))
 	}
 	for i := range switches {
-		loads[0].flow(50)
+		loads[0].flow(25)
 		set(modelName(i + 1))
 	}
 	// The slow one is in no period: a newer target replaces it.
@@ -335,7 +336,7 @@ func TestAliasSwitchesUnderLoad(t *testing.T) {
 	testbed.Eventually(t, "the slow model is loaded", func() bool {
 		return gateways[0].statuses()["slow"].GetState() == adminv1.ModelState_MODEL_STATE_LOADED
 	})
-	loads[1].flow(300)
+	loads[1].flow(150)
 	if !isActive(modelName(switches + 1)) {
 		t.Error("an older target replaces a newer one")
 	}
@@ -383,7 +384,7 @@ func TestModelsSurviveChaos(t *testing.T) {
 	var loads []*load
 	for i, kind := range kinds {
 		s := kind.load
-		s.gateway, s.models, s.inFlight, s.every, s.timeout = gateways[i], models, 8, 4*time.Millisecond, time.Minute
+		s.gateway, s.models, s.inFlight, s.every, s.timeout = gateways[i], models, 8, pick(10*time.Millisecond, 4*time.Millisecond), time.Minute
 		loads = append(loads, f.load(s))
 	}
 	killed := map[int]bool{}
@@ -394,7 +395,7 @@ func TestModelsSurviveChaos(t *testing.T) {
 		h := f.hosts[host]
 		begin(h)
 		// The long form is longer than what expires.
-		pause(time.Duration(pick(2, 14)) * time.Second)
+		pause(pick(2*time.Second, 14*time.Second))
 		end(h)
 		if h.HasEnded() {
 			h.start()

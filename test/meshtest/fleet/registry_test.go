@@ -33,7 +33,7 @@ func newMesh(t *testing.T, f *fleet, hosts int) *mesh {
 	testbed.Eventually(t, "every gateway shows all hosts", m.isInView)
 	must(t, m.gateways[0].apply(applied))
 	until(t, "every gateway serves the pipeline that was applied to one", time.Second, m.isServed)
-	m.load = f.load(loadSpec{pipeline: applied, inFlight: 16, every: 5 * time.Millisecond})
+	m.load = f.load(loadSpec{pipeline: applied, inFlight: 16, every: pick(10*time.Millisecond, 5*time.Millisecond)})
 	m.load.flow(16)
 	return m
 }
@@ -111,7 +111,7 @@ func TestNewHostsTakeTheirShareAndLeaveUnnoticed(t *testing.T) {
 	for _, host := range m.hosts {
 		before = append(before, host.runs())
 	}
-	requests := pick(600, 6_000)
+	requests := pick(300, 6_000)
 	m.load.flow(requests)
 	for i, host := range m.hosts {
 		ran := host.runs() - before[i]
@@ -161,7 +161,7 @@ func TestRegistryOutageDisturbsNoRequest(t *testing.T) {
 	// Longer than everything that expires in Consul and its clients: the last is a query
 	// without an answer, after 13.5 s. The long form takes the minute after which Consul
 	// removes what does not pass.
-	outage := time.Duration(pick(15, 60)) * time.Second
+	outage := pick(15*time.Second, time.Minute)
 	for name, test := range map[string]struct {
 		begin, end func(a *testbed.ConsulAgent) error
 	}{

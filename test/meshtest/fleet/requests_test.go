@@ -99,7 +99,7 @@ func TestCancelledRequestsNeverRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const cancelled = "stagemesh_gateway_cancelled_total"
-			requests := pick(2_000, 5_000)
+			requests := pick(1_000, 5_000)
 			f := newFleet(t)
 			host, gateways := f.host(hostSpec{}), []*member{f.gateway(), f.gateway()}
 			held, queue := f.hold(), f.queue("echo", test.durability)
@@ -232,14 +232,14 @@ func TestOverloadKeepsGoodput(t *testing.T) {
 	}
 	peak := 0.
 	for _, rate := range []int{capacity, capacity * 3 / 2} {
-		_, goodput := send(rate, time.Duration(pick(3, 8))*time.Second)
+		_, goodput := send(rate, pick(3*time.Second, 8*time.Second))
 		peak = max(peak, goodput)
 	}
 	if peak < 110 {
 		t.Errorf("goodput %.0f/s of a capacity of %d/s", peak, capacity)
 	}
 	before := memory()
-	r, goodput := send(5*capacity, time.Duration(pick(6, 30))*time.Second)
+	r, goodput := send(5*capacity, pick(6*time.Second, 30*time.Second))
 	after := memory()
 	t.Logf("goodput at five times the capacity: %.0f%% of its peak of %.0f/s; the gateways' memory went from %d MiB to %d MiB",
 		100*goodput/peak, peak, before>>20, after>>20)
