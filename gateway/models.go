@@ -79,20 +79,28 @@ func (m *models) graph(p pipeline.Pipeline) graph {
 		return out
 	}
 	stages := stagesOf(specs)
-	out = graph{model: oip.Model{Outputs: pipelines.Outputs(p, stages), MaxRows: m.maxRows(p)}}
-	asked := pipelines.Inputs(p, stages)
-	if asked == nil && !p.Steps[0].IsBlock() {
-		out.model.Inputs, out.model.Keep = m.inputsOf(p.Steps[0]), pipelines.Reads(p, stages)
-		out.inputs = out.model.Inputs
+	out = graph{model: oip.Model{
+		Outputs: pipelines.Outputs(p, stages), Keep: pipelines.Reads(p, stages), MaxRows: m.maxRows(p), IsOpen: p.Steps[0].IsBlock(),
+	}}
+	if !out.model.IsOpen {
+		out.model.Inputs = m.inputsOf(p.Steps[0])
+		out.inputs = slices.Clone(out.model.Inputs)
+	}
+	var asked []pipelines.Input
+	hasOwnSpec := func(s pipeline.Step) bool { return m.gateway.router.SpecOf(s.Model) != nil }
+	if !slices.ContainsFunc(p.StageSteps(), hasOwnSpec) {
+		asked = pipelines.Inputs(p, stages)
 	}
 	for _, in := range asked {
-		out.inputs = append(out.inputs, in.PartSpec)
-		if in.GetBody() == nil {
-			out.model.Keep = append(out.model.Keep, in.GetName())
+		if slices.ContainsFunc(out.inputs, func(other *stagev1.PartSpec) bool { return other.GetName() == in.GetName() }) {
 			continue
 		}
-		if out.model.Inputs = append(out.model.Inputs, in.PartSpec); !in.Rows {
-			out.model.MaxRows = 0
+		out.inputs = append(out.inputs, in.PartSpec)
+		if out.model.IsOpen && in.GetBody() != nil {
+			out.model.Inputs = append(out.model.Inputs, in.PartSpec)
+			if !in.Rows {
+				out.model.MaxRows = 0
+			}
 		}
 	}
 	m.mu.Lock()
@@ -103,12 +111,14 @@ func (m *models) graph(p pipeline.Pipeline) graph {
 	return out
 }
 
-// inputs returns the parts that callers of a pipeline send, as far as they are known.
-func (m *models) inputs(p pipeline.Pipeline) []*stagev1.PartSpec {
+// inputs returns the parts that callers of a pipeline send, as far as they are known, and whether others
+// may be sent too.
+func (m *models) inputs(p pipeline.Pipeline) (takes []*stagev1.PartSpec, isOpen bool) {
 	if p.HasBlocks() {
-		return m.graph(p).inputs
+		g := m.graph(p)
+		return g.inputs, g.model.IsOpen
 	}
-	return m.inputsOf(p.Steps[0])
+	return m.inputsOf(p.Steps[0]), false
 }
 
 // inputsOf returns the inputs of a first step, by the names that callers use.

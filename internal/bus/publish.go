@@ -234,6 +234,8 @@ func (m Message) storedReceipt(data []byte) (Receipt, error) {
 		return Receipt{}, fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
 	switch {
+	case ack.Stream != "" && ack.Stream != m.Stream && ack.Stream != forwardedStream:
+		return Receipt{}, fmt.Errorf("%w: stream %q has the queue's subjects and took the message", m.Missing, ack.Stream)
 	case ack.Error != nil && ack.Error.ErrCode == codeNotLast:
 		return Receipt{Duplicate: true}, nil
 	case ack.Error != nil:
@@ -241,8 +243,6 @@ func (m Message) storedReceipt(data []byte) (Receipt, error) {
 			return Receipt{}, err
 		}
 		return Receipt{}, ack.Error.classify()
-	case ack.Stream != m.Stream && ack.Stream != forwardedStream:
-		return Receipt{}, fmt.Errorf("%w: stream %q has the queue's subjects and took the message", m.Missing, ack.Stream)
 	}
 	return Receipt{Seq: ack.Seq, Duplicate: ack.Duplicate}, nil
 }

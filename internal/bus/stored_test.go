@@ -26,6 +26,7 @@ func TestStoredReceiptsAreRead(t *testing.T) {
 		"half":                          {`{"stream":"m-a-memory","seq":7`, false, Receipt{}, ErrUnknown},
 		"another stream took it":        {`{"stream":"all","seq":7}`, true, Receipt{}, ErrNoQueue},
 		"another stream had it":         {`{"stream":"all","seq":7,"duplicate":true}`, false, Receipt{}, ErrNoQueue},
+		"another stream refused it":     {`{"error":{"code":400,"err_code":10071},"stream":"all","seq":0}`, false, Receipt{}, ErrNoQueue},
 		"a host took it":                {`{"stream":"forwarded","seq":1}`, true, Receipt{Seq: 1}, nil},
 		"nothing":                       {``, false, Receipt{}, ErrUnknown},
 	} {

@@ -371,7 +371,7 @@ func (s *Service) awaitCapacity(ctx context.Context, x *call) (f *fault.Fault) {
 	if s.activations.waitsFor(f) {
 		f = s.awaitHosts(waiting, x, f, try)
 	}
-	if f != nil && waiting.Err() != nil && ctx.Err() == nil {
+	if waiting.Err() != nil && ctx.Err() == nil {
 		return cancelledFault()
 	}
 	return f

@@ -32,6 +32,7 @@ pipelines:
   each: {steps: [{name: each, map: {over: {x: points}, steps: [{name: r, stage: rows}]}}]}
   both: {steps: [{name: both, parallel: {branches: {a: {steps: [{name: r, stage: rows}]}, b: {steps: [{name: s, stage: say}], give: {said: text}}}}}]}
   chosen: {steps: [{name: r, stage: rows}, {name: s, switch: [{when: {part: mode, equals: echo}, steps: [{name: t, stage: say}]}, {else: []}]}]}
+  number: {steps: [{name: s, switch: [{when: {part: mode, equals: 9007199254740993, any: true}, fail: {reason: INVALID_INPUT, message: it is the number}}, {else: [{name: r, stage: rows}]}]}]}
   open: {steps: [{name: try, try: {steps: [{name: r, stage: free}], else: [{name: f, stage: rows}]}}]}
 jobs: {pools: {main: {target: {pipelines: [Re-named_v1.5]}}}, queues: {nightly: {pool: main}}}
 `
@@ -67,13 +68,18 @@ func TestDocumentsBecomeWhatTheStageTakes(t *testing.T) {
 		{"/v1/pipelines/each:infer", `{"points": []}`, `"datatype":"FP32","shape":[0,0,4],"data":[]`},
 		{"/v1/pipelines/each:infer", `{"points": "text"}`, `send JSON such as {\"points\": [[[0, 0, 0, 0]]]}`},
 		{"/v2/models/each/infer", `{"inputs": [{"name": "points", "data": [[[1,2,3,6]]]}]}`, `"shape":[1,1,4],"data":[1,2,3,6]`},
-		{"/v2/models/each/infer", `{"inputs": [{"name": "x", ` + row + `}]}`, "the model has no input of this name; it takes points"},
+		{"/v1/pipelines/each:infer", `{"inputs": [{"name": "points", "data": [[[1,2,3,6]]]}]}`, `"shape":[1,1,4],"data":[1,2,3,6]`},
+		{"/v2/models/both/infer", `{"inputs": [{"name": "x", ` + row + `}, {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["hi"]}, {"name": "more", ` + row + `}]}`, row},
 		{"/v1/pipelines/both:infer", `{"x": [[1,2,3,6]], "text": "hi"}`, row},
 		{"/v1/pipelines/both:infer", `{"x": [[1,2,3,6]], "text": 1}`, `send JSON such as {\"x\": [[0, 0, 0, 0]],\"text\": \"text\"}`},
 		{"/v1/pipelines/open:infer", `"x"`, `x`},
 		{"/v1/pipelines/chosen:infer", `{"x": [1,2,3,6], "mode": "quiet"}`, row},
 		{"/v1/pipelines/chosen:infer", `{"x": [1,2,3,6], "mode": "echo", "text": "hi"}`, `200 hi`},
-		{"/v1/pipelines/chosen:infer", `{"x": [1,2,3,6], "mode": 7}`, `switch`},
+		{"/v1/pipelines/chosen:infer", `{"x": [1,2,3,6], "mode": "loud"}`, row},
+		{"/v1/pipelines/number:infer", `{"mode": 9007199254740992, "x": [1,2,3,6]}`, row},
+		{"/v1/pipelines/number:infer", `{"mode": 9007199254740993}`, `it is the number`},
+		{"/v1/pipelines/number:infer", `{"mode": [1.5, 2], "x": [1,2,3,6]}`, row},
+		{"/v1/pipelines/number:infer", `{"hello": "world"}`, `expected a tensor`},
 		{"/v1/pipelines/stage:rows:infer", `{"y": [1,2,3,6]}`, example},
 		{"/v1/pipelines/stage:rows:infer", `{"x": "text"}`, example},
 		{"/v1/pipelines/stage:rows:infer", `{"x": [[1,2,3],[6]]}`, example},
@@ -92,6 +98,9 @@ func TestDocumentsBecomeWhatTheStageTakes(t *testing.T) {
 		if got := send(test.path, msgpack.Type, string(packed)); strings.HasPrefix(test.path, "/v1/") && !strings.Contains(unspaced.Replace(got), unspaced.Replace(test.want)) {
 			t.Errorf("%s %s in MessagePack: %s, want %s", test.path, test.body, got, test.want)
 		}
+	}
+	if _, got := testbed.Call(t, http.DefaultClient, http.MethodGet, m.URL()+"/v2/models/each", ""); !strings.Contains(got, `"inputs":[{"datatype":"FP32","name":"points","shape":[-1,-1,4]}]`) {
+		t.Errorf("the model of a pipeline that begins with a block is %s", got)
 	}
 	bytes := msgp.AppendBytes(msgp.AppendString(msgp.AppendMapHeader(nil, 1), "x"), make([]byte, 16))
 	if got := send("/v1/pipelines/stage:rows:infer", msgpack.Type, string(bytes)); !strings.HasPrefix(got, "400") || !strings.Contains(got, "x: is binary") || !strings.Contains(got, example) {

@@ -36,7 +36,9 @@ const (
 // generation is a request of the generate extension: an object whose members are the
 // model's inputs and the request's parameters.
 type generation struct {
-	takes   []*stagev1.PartSpec
+	takes []*stagev1.PartSpec
+	// isOpen is true where there may be other inputs.
+	isOpen  bool
 	request *request.Request
 	id      string
 	// memory is reserved for inputs that do not share the body's bytes.
@@ -49,7 +51,7 @@ func generationOf(ctx context.Context, name string, text []byte, model Model, me
 	if err != nil {
 		return nil, err
 	}
-	out := &generation{takes: model.Inputs, memory: memory, request: &request.Request{Pipeline: name, ByModel: true, Parameters: payload.Parameters{}}}
+	out := &generation{takes: model.Inputs, isOpen: model.IsOpen, memory: memory, request: &request.Request{Pipeline: name, ByModel: true, Parameters: payload.Parameters{}}}
 	for _, field := range fields {
 		if err := out.take(field); err != nil {
 			return nil, err
@@ -120,29 +122,22 @@ func (g *generation) parameter(name string, value payload.Value) error {
 	return nil
 }
 
-// text takes the text for a model that has one input of text. A model whose inputs are not
+// text takes the text for a model that has one input of text. A model whose inputs are not all
 // known gets it as a blob without a name.
 func (g *generation) text(f oipjson.Field) error {
-	if len(g.takes) == 0 {
+	texts := slices.DeleteFunc(slices.Clone(g.takes), func(spec *stagev1.PartSpec) bool { return !takesText(spec) })
+	switch {
+	case len(texts) == 1:
+		return g.input(f, texts[0])
+	case len(g.takes) == 0 || g.isOpen:
 		if _, ok := f.Text(); !ok {
 			return noString(f)
 		}
 		return g.input(f, &stagev1.PartSpec{Body: &stagev1.PartSpec_Blob{Blob: &stagev1.BlobSpec{ContentTypes: []string{textPlain}}}})
+	case len(texts) > 1:
+		return wrongInput(textKey, "is one of several: name the input; %s", g.inputNames())
 	}
-	var only *stagev1.PartSpec
-	for _, spec := range g.takes {
-		if !takesText(spec) {
-			continue
-		}
-		if only != nil {
-			return wrongInput(textKey, "is one of several: name the input; %s", g.inputNames())
-		}
-		only = spec
-	}
-	if only == nil {
-		return wrongInput(textKey, "is not an input, and the model has no text input; %s", g.inputNames())
-	}
-	return g.input(f, only)
+	return wrongInput(textKey, "is not an input, and the model has no text input; %s", g.inputNames())
 }
 
 // inputNames lists the model's inputs, for messages.
@@ -234,8 +229,9 @@ func wrongInput(field, format string, args ...any) error {
 
 // Adapt returns the request, whose only input is JSON or MessagePack without a name, with the inputs
 // that this has by name, as text, numbers, booleans and lists, or as tensors that may lack datatype
-// and shape. A request whose model takes it, or takes JSON, or is not known stays as it is.
-func Adapt(r *request.Request, takes []*stagev1.PartSpec, memory *budget.Account) (*request.Request, error) {
+// and shape. A request whose model takes it, or takes JSON, or is not known stays as it is, and so does one
+// with other names where the model is open.
+func Adapt(r *request.Request, takes []*stagev1.PartSpec, isOpen bool, memory *budget.Account) (*request.Request, error) {
 	document := r.Inputs[0].Blob
 	isPacked := msgpack.Is(document.ContentType)
 	takesIt := func(spec *stagev1.PartSpec) bool {
@@ -252,7 +248,7 @@ func Adapt(r *request.Request, takes []*stagev1.PartSpec, memory *budget.Account
 		defer release()
 	}
 	if err == nil {
-		err = adapt(&out, text, takes, memory)
+		err = adapt(&out, text, &generation{takes: takes, isOpen: isOpen, memory: memory, request: &out})
 	}
 	f := fault.From(err)
 	if body := bodyOf(takes); err != nil && body != "" && (f.Reason == fault.InvalidInput || f.Reason == fault.InvalidRequest) {
@@ -262,16 +258,16 @@ func Adapt(r *request.Request, takes []*stagev1.PartSpec, memory *budget.Account
 }
 
 // adapt sets the inputs of a request. Its options win over a document's of tensors.
-func adapt(out *request.Request, text []byte, takes []*stagev1.PartSpec, memory *budget.Account) error {
+func adapt(out *request.Request, text []byte, g *generation) error {
 	fields, err := oipjson.DecodeFields(text)
 	if err != nil {
 		return err
 	}
-	g := &generation{takes: takes, memory: memory, request: out}
+	whole := out.Inputs
 	out.Inputs = nil
 	isInputs := func(f oipjson.Field) bool { return f.Name == "inputs" && g.find(f.Name) < 0 }
 	if slices.ContainsFunc(fields, isInputs) {
-		in, err := oipjson.DecodeKnown(text, known(takes), memory)
+		in, err := oipjson.DecodeKnown(text, known(g.takes), g.memory)
 		if err != nil {
 			return err
 		}
@@ -284,10 +280,14 @@ func adapt(out *request.Request, text []byte, takes []*stagev1.PartSpec, memory 
 	}
 	for _, field := range fields {
 		at := g.find(field.Name)
-		if at < 0 {
+		switch {
+		case at < 0 && g.isOpen:
+			out.Inputs = whole
+			return nil
+		case at < 0:
 			return wrongInput(field.Name, "is not an input; %s", g.inputNames())
 		}
-		if err := g.input(field, takes[at]); err != nil {
+		if err := g.input(field, g.takes[at]); err != nil {
 			return err
 		}
 	}
@@ -309,14 +309,19 @@ func known(takes []*stagev1.PartSpec) oipjson.Known {
 	}
 }
 
-// anyPart returns a string as text, and other values as a tensor of FP64 or BOOL.
+// anyPart returns a string as text, and other values as a tensor of BYTES, BOOL, INT64 or FP64.
 func anyPart(f oipjson.Field, memory *budget.Account) (payload.Part, error) {
 	if text, ok, err := f.Bytes(memory); ok || err != nil {
 		return payload.OfBlob(f.Name, textPlain, text), err
 	}
-	datatype := tensor.FP64
-	if bytes.ContainsAny(f.JSON, "tf") { // true or false
+	datatype := tensor.Int64
+	switch {
+	case bytes.ContainsRune(f.JSON, '"'):
+		datatype = tensor.Bytes
+	case bytes.ContainsAny(f.JSON, "tf"): // true or false
 		datatype = tensor.Bool
+	case bytes.ContainsAny(f.JSON, ".eE"):
+		datatype = tensor.FP64
 	}
 	out, err := f.Tensor(datatype, nil, memory)
 	return payload.OfTensor(f.Name, out), err
@@ -357,6 +362,9 @@ func bodyOf(takes []*stagev1.PartSpec) string {
 			text = "[" + text + "]"
 		}
 		out = append(append(appendKey(out, spec.GetName()), ' '), text...)
+	}
+	if out == nil {
+		return ""
 	}
 	return string(append(out, '}'))
 }

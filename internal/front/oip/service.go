@@ -58,8 +58,10 @@ type Models interface {
 type Model struct {
 	// Inputs have the names that callers give them.
 	Inputs, Outputs []*stagev1.PartSpec
-	// Keep are the names of inputs that callers may add for later steps.
-	Keep []string
+	// Keep are the names of inputs that callers may add for later steps. IsOpen is true where they may add
+	// any: a block comes first, whose steps may take them.
+	Keep   []string
+	IsOpen bool
 	// MaxRows is how many rows a request may have; 0 where it has no axis for them. Streams is true
 	// if it is answered in chunks.
 	MaxRows uint32
@@ -73,7 +75,7 @@ func (m Model) input(i int, name string) (*stagev1.PartSpec, error) {
 	if at >= 0 {
 		return m.Inputs[at], nil
 	}
-	if len(m.Inputs) == 0 || slices.Contains(m.Keep, name) {
+	if len(m.Inputs) == 0 || m.IsOpen || slices.Contains(m.Keep, name) {
 		return nil, nil
 	}
 	names := make([]string, len(m.Inputs))
