@@ -45,12 +45,9 @@ func smooth[K comparable, V float64 | time.Duration](all map[K]V, key K, value V
 
 // observe adds a request that has ended.
 func (a *averages) observe(name pipeline.Name, branches []graph.Branch, durations map[pipeline.StepName]time.Duration) {
-	var counts map[string]float64
+	counts := map[string]float64{}
 	for _, b := range branches {
 		if b.Block == graph.Map && b.Status == graph.Done {
-			if counts == nil {
-				counts = map[string]float64{}
-			}
 			counts[withoutIndices(b.Path)] += float64(b.Items)
 		}
 	}

@@ -90,7 +90,7 @@ type endedPiece struct {
 // it runs.
 func (s *Service) admitGraph(ctx context.Context, x *call) *fault.Fault {
 	var f *fault.Fault
-	if route := x.appendNeeded(nil, x.graph.pipeline.Steps); len(route) > 0 {
+	if route := x.appendHops(nil, x.graph.pipeline.Steps); len(route) > 0 {
 		f = s.availability.CheckHosts(ctx, route, x.env.Durability)
 	}
 	if f == nil && !x.waitForCapacity {
@@ -105,9 +105,9 @@ func (s *Service) admitGraph(ctx context.Context, x *call) *fault.Fault {
 	return f
 }
 
-// appendNeeded appends the hops of the steps that run for every request: stages, and those in the branches
+// appendHops appends the hops of the steps that run for every request: stages, and those in the branches
 // of a parallel block whose fault is the request's.
-func (x *call) appendNeeded(route []pipeline.Hop, steps []pipeline.Step) []pipeline.Hop {
+func (x *call) appendHops(route []pipeline.Hop, steps []pipeline.Step) []pipeline.Hop {
 	for i := range steps {
 		switch p := steps[i].Parallel; {
 		case !steps[i].IsBlock():
@@ -117,7 +117,7 @@ func (x *call) appendNeeded(route []pipeline.Hop, steps []pipeline.Step) []pipel
 		case p != nil && p.Quorum == 0:
 			for _, list := range steps[i].Lists() {
 				if b := p.Branches[list.Name]; !b.Optional && b.Missing == nil {
-					route = x.appendNeeded(route, list.Steps)
+					route = x.appendHops(route, list.Steps)
 				}
 			}
 		}

@@ -2,7 +2,6 @@ package call
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"time"
 
@@ -159,12 +158,8 @@ func (l branchLabel) options() []metric.AddOption {
 
 // countBranches counts the branches of a request that has ended, and for how long its joins waited.
 func (m *metrics) countBranches(name pipeline.Name, all []graph.Branch) {
-	ctx := context.Background()
-	// firstEnds has the first end in each block, as all is in the order of ends. It is nil without parallel blocks.
-	var firstEnds map[string]time.Time
-	if slices.ContainsFunc(all, func(b graph.Branch) bool { return b.Block == graph.Parallel }) {
-		firstEnds = map[string]time.Time{}
-	}
+	// firstEnds has the first end in each block, as all is in the order of ends.
+	ctx, firstEnds := context.Background(), map[string]time.Time{}
 	for _, b := range all {
 		path := withoutIndices(b.Path)
 		if b.Block == "" || b.Block == graph.Map {
@@ -173,7 +168,7 @@ func (m *metrics) countBranches(name pipeline.Name, all []graph.Branch) {
 		if b.Block == graph.Parallel {
 			m.joinWait.Record(ctx, b.Ended.Sub(firstEnds[b.Path]).Seconds(), metric.WithAttributeSet(attribute.NewSet(attribute.String("pipeline", string(name)), attribute.String("block", path))))
 		}
-		if block := b.Path[:max(0, strings.LastIndexByte(b.Path, '/'))]; firstEnds != nil && firstEnds[block].IsZero() {
+		if block := b.Path[:max(0, strings.LastIndexByte(b.Path, '/'))]; firstEnds[block].IsZero() {
 			firstEnds[block] = b.Ended
 		}
 	}

@@ -143,7 +143,7 @@ func (r *Ring) Add(e *envelope.Envelope, steps []envelope.StepTiming, branches [
 		r.late[one.ExecutionID] = one
 	}
 	r.setSteps(one, steps)
-	one.branches = slices.Grow(one.branches, len(branches)) // not those of the record before: most requests have none
+	one.branches = slices.Grow(one.branches, len(branches)) // a slice of its own: most requests have none
 	for _, b := range branches {
 		b.Path, b.Block, b.Status = own(r, b.Path, ""), own(r, b.Block, ""), own(r, b.Status, "")
 		b.Why = strings.Clone(strings.ToValidUTF8(b.Why[:min(len(b.Why), maxName)], "\uFFFD"))
