@@ -77,13 +77,23 @@ func TestFullStreamOutlivesStallTimeout(t *testing.T) {
 	}
 }
 
+// The header of the stream fits into the budget, and not a byte more.
 func TestRejectedFirstByteIsReported(t *testing.T) {
 	t.Parallel()
-	s := talk(t, fronttest.WithMemory(each(transport.Settings{}, echo(0)), budget.NewPool(budget.Settings{Limit: 16 << 10, Name: "bytes", Key: "the.key"})))
-	if err := s.Send(&oipv2.ModelInferRequest{Id: strings.Repeat("x", 16<<10)}); err != nil {
+	const limit = 64 << 10
+	next := each(transport.Settings{}, echo(0))
+	full := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		account := budget.FromContext(r.Context())
+		if err := account.Reserve(limit - account.Held()); err != nil {
+			t.Error(err)
+		}
+		next.ServeHTTP(w, r)
+	})
+	s := talk(t, fronttest.WithMemory(full, budget.NewPool(budget.Settings{Limit: limit, Name: "bytes", Key: "the.key"})))
+	if err := s.Send(&oipv2.ModelInferRequest{Id: "x"}); err != nil {
 		t.Fatal(err)
 	}
-	if m, err := s.Recv(); err == nil || !strings.Contains(err.Error(), "more than the 16384 that one may have of the.key") {
+	if m, err := s.Recv(); err == nil || !strings.Contains(err.Error(), "65536") || !strings.Contains(err.Error(), "the.key") {
 		t.Errorf("got %v, %v", m, err)
 	}
 }
