@@ -527,10 +527,10 @@ python-lint: $(PYTHON_ENV)/.built ## Lint sdk/python and the examples in Python,
 python_tests = PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(CURDIR)/sdk/python" $(PYTHON_ENV)/bin/python -W error::ResourceWarning -m unittest
 
 .PHONY: python-test
-python-test: $(PYTHON_ENV)/.built ## Test sdk/python, two files at a time, and the examples in Python with it
+python-test: $(PYTHON_ENV)/.built ## Test sdk/python, and the examples in Python with it
 	@echo "== python-test"
 	@cd sdk/python && printf 'tests.%s\n' $(basename $(notdir $(wildcard sdk/python/tests/test_*.py))) | xargs -P 2 -n 1 sh -c ' \
-	  out=$$($(python_tests) --buffer --quiet "$$0" 2>&1); status=$$?; printf "%s\n" "$$0" "$$out"; exit $$status'
+	  out=$$($(python_tests) --buffer --quiet "$$0" 2>&1) && echo "$$0: $$(echo "$$out" | grep ^Ran)" || { printf "%s\n" "$$0" "$$out"; exit 1; }'
 	@for folder in $(PYTHON_EXAMPLES); do \
 	    if compgen -G "$$folder/test_*.py" >/dev/null; then echo "$$folder"; (cd $$folder && $(python_tests) discover --buffer --quiet); fi; \
 	  done

@@ -357,7 +357,7 @@ func (p *Placer) EnsureLoaded(ctx context.Context, id model.ID, w Wanted, wait b
 			}
 		}
 		if f := fault.From(err); err != nil && f.Reason == fault.NoCapacity && len(rejectedBy) > 0 {
-			return fault.Newf(fault.CacheFull, "model %s is not loaded: no host could begin to load it, mostly because all of its models are in use", id).WithRetryAfter(time.Second)
+			return fault.Newf(fault.CacheFull, "model %s is not loaded: no host could begin to load it: their models are in use, or they are too busy", id).WithRetryAfter(time.Second)
 		}
 		if err != nil {
 			return err
