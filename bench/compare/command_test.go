@@ -129,3 +129,18 @@ func TestOtherReportVersionIsRejected(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestFewAnswersHaveDecimals(t *testing.T) {
+	t.Parallel()
+	slow, _ := compare.Compare([]load.Run{{ThroughputPerS: 0.97}}, []load.Run{{ThroughputPerS: 0.783}})
+	fast, _ := compare.Compare([]load.Run{{ThroughputPerS: 1340.7}}, []load.Run{{ThroughputPerS: 99.6}})
+	var out bytes.Buffer
+	if err := compare.WriteText(&out, compare.Report{Report: load.Report{}, Comparisons: []compare.Comparison{slow, fast}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"0.97 / 0.78", "1341 / 100"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+}

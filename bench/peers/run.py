@@ -20,7 +20,7 @@ COMMANDS = {
     "bentoml": [sys.executable, "-m", "bentoml", "serve", "serve_bentoml:Work"],
     "ray": [sys.executable, "serve_ray.py"],
     "rapidocr": [sys.executable, "serve_rapidocr.py"],
-    "mosec-ocr": [sys.executable, "serve_mosec_ocr.py"],
+    "mosec-ocr": [sys.executable, "serve_mosec_ocr.py", "--timeout", "120000"],  # ms; requests of 32 callers wait
     "bentoml-ocr": [sys.executable, "-m", "bentoml", "serve", "serve_bentoml_ocr:Read"],
     "ray-ocr": [sys.executable, "serve_ray_ocr.py"],
 }
