@@ -36,7 +36,7 @@ func (s *Service) check(id pipeline.RequestID, r *request.Request, p *pipeline.P
 		return nil, fault.Newf(fault.InvalidRequest, "%w", err)
 	}
 	if len(r.Parameters)+len(r.Steps) > 0 && s.settings.Specs != nil {
-		if f := pipelines.CheckParameters(*p, options, s.settings.Specs()); f != nil {
+		if f := pipelines.CheckParameters(p, options, s.settings.Specs()); f != nil {
 			return nil, f
 		}
 	}

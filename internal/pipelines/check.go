@@ -196,7 +196,7 @@ func (c *checker) parameters(at stepCheck) {
 
 // CheckParameters returns INVALID_REQUEST for a request's parameter that no step and no condition of the
 // pipeline reads, or not with that value. A stage without a known spec reads any.
-func CheckParameters(p pipeline.Pipeline, o pipeline.Options, specs map[string]*stagev1.Spec) *fault.Fault {
+func CheckParameters(p *pipeline.Pipeline, o pipeline.Options, specs map[string]*stagev1.Spec) *fault.Fault {
 	for _, name := range slices.Sorted(maps.Keys(o.Parameters)) {
 		var why []string
 		isRead := decides(p.Steps, name)

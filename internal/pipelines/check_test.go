@@ -177,7 +177,7 @@ func TestConditionsReadParameters(t *testing.T) {
 		specs[name] = &stagev1.Spec{Parameters: &stagev1.ParameterSpecs{}}
 	}
 	for name, isRead := range map[string]bool{"mode": true, "other": false} {
-		f := pipelines.CheckParameters(p, pipeline.Options{Parameters: payload.Parameters{name: payload.Int64(1)}}, specs)
+		f := pipelines.CheckParameters(&p, pipeline.Options{Parameters: payload.Parameters{name: payload.Int64(1)}}, specs)
 		if (f == nil) != isRead {
 			t.Errorf("the parameter %s is %v", name, f)
 		}

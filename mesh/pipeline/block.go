@@ -154,8 +154,10 @@ func DefaultTryReasons() []fault.Reason {
 	return []fault.Reason{fault.DeadlineExceeded, fault.NoCapacity, fault.QueueFull, fault.Overloaded, fault.RunnerCrashed}
 }
 
-// IsBlock reports whether the step is a block.
-func (s *Step) IsBlock() bool { return s.Block.count() > 0 }
+// IsBlock reports whether the step is a block. Each request asks it of each step.
+func (s *Step) IsBlock() bool {
+	return s.Parallel != nil || s.Map != nil || s.Switch != nil || s.Split != nil || s.Try != nil
+}
 
 func (b *Block) count() (n int) {
 	for _, isSet := range []bool{b.Parallel != nil, b.Map != nil, b.Switch != nil, b.Split != nil, b.Try != nil} {
@@ -168,7 +170,12 @@ func (b *Block) count() (n int) {
 
 // HasBlocks reports whether a step of the pipeline is a block.
 func (p *Pipeline) HasBlocks() bool {
-	return slices.ContainsFunc(p.Steps, func(s Step) bool { return s.IsBlock() })
+	for i := range p.Steps { // by index: a copy of a step is large
+		if p.Steps[i].IsBlock() {
+			return true
+		}
+	}
+	return false
 }
 
 // StageSteps returns the steps that are stages, those in blocks too, in the order of the file; the

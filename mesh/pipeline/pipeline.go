@@ -294,40 +294,55 @@ type StepOptions struct {
 // parameter of the request for the step precedes one for all steps, and that the
 // pipeline's own. Options for an unknown step are an error, and so are what a step locks
 // and too many parameters together.
-func (p Pipeline) Route(o Options) ([]Hop, error) {
-	steps := p.StageSteps()
-	if err := p.knows(steps, o.Steps); err != nil {
+func (p *Pipeline) Route(o Options) ([]Hop, error) {
+	if err := p.knows(o.Steps); err != nil {
 		return nil, err
 	}
-	route := make([]Hop, len(steps))
-	for i, step := range steps {
+	route, err := p.appendRoute(make([]Hop, 0, len(p.Steps)), p.Steps, o)
+	if n := len(route); n > 0 {
+		route[n-1].Keep = nil
+	}
+	return route, err
+}
+
+// appendRoute appends the hops of the steps, and of those in blocks, in the order of StageSteps.
+func (p *Pipeline) appendRoute(route []Hop, steps []Step, o Options) (_ []Hop, err error) {
+	for i := range steps {
+		step := &steps[i]
+		if step.IsBlock() {
+			for _, inner := range step.Lists() {
+				if route, err = p.appendRoute(route, inner.Steps, o); err != nil {
+					return nil, err
+				}
+			}
+			continue
+		}
 		own := o.Steps[step.Name]
 		if err := p.checkLock(step, o.Parameters, own); err != nil {
 			return nil, err
 		}
-		route[i] = Hop{
+		hop := Hop{
 			Step:       step.Name,
 			Stage:      step.Stage,
 			Model:      step.Model,
 			Parameters: payload.Merge(step.Parameters, o.Parameters, own.Parameters),
 			Inputs:     step.Inputs,
+			Keep:       p.Keep,
 		}
-		if err := route[i].Parameters.Validate(); err != nil {
+		if err := hop.Parameters.Validate(); err != nil {
 			return nil, fmt.Errorf("steps.%s: %w", step.Name, err)
 		}
 		if own.Model != (payload.ModelRef{}) {
-			route[i].Model = own.Model
+			hop.Model = own.Model
 		}
-		if i < len(steps)-1 {
-			route[i].Keep = p.Keep
-		}
+		route = append(route, hop)
 	}
 	return route, nil
 }
 
 // checkLock checks that a request's options, the parameters of every step and this step's own,
 // set nothing that the step locks.
-func (p Pipeline) checkLock(s Step, all payload.Parameters, own StepOptions) error {
+func (p *Pipeline) checkLock(s *Step, all payload.Parameters, own StepOptions) error {
 	if !s.Locked {
 		return nil
 	}
@@ -349,13 +364,14 @@ func (p Pipeline) checkLock(s Step, all payload.Parameters, own StepOptions) err
 }
 
 // knows checks that options are for steps of the pipeline.
-func (p Pipeline) knows(steps []Step, options map[StepName]StepOptions) error {
+func (p *Pipeline) knows(options map[StepName]StepOptions) error {
 	if len(options) == 0 {
 		return nil
 	}
+	steps := p.StageSteps()
 	names := make([]string, len(steps))
-	for i, step := range steps {
-		names[i] = string(step.Name)
+	for i := range steps {
+		names[i] = string(steps[i].Name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(options)) {
 		if !slices.Contains(names, string(name)) {

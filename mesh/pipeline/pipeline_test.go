@@ -10,8 +10,8 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-func digits() pipeline.Pipeline {
-	return pipeline.Pipeline{
+func digits() *pipeline.Pipeline {
+	return &pipeline.Pipeline{
 		Name: "digits",
 		Steps: []pipeline.Step{
 			{Name: "decode", Stage: "imagedecode", Parameters: payload.Parameters{"size": payload.Int64(8)}},
@@ -77,7 +77,7 @@ func TestBadPipelineIsRejectedByKey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := digits()
-			test.spoil(&p)
+			test.spoil(p)
 			err := p.Validate()
 			switch {
 			case test.says == "" && err != nil:
