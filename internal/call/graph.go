@@ -27,6 +27,9 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
+// usualSteps is for how many timings there is space at once.
+const usualSteps = 8
+
 // piecesPerCall is how many steps of pipelines with blocks run at a time for each request that a
 // gateway may have in flight; others wait for them.
 const piecesPerCall = 4
@@ -40,6 +43,8 @@ type graphRun struct {
 	machine  *graph.Machine
 	pipeline *pipeline.Pipeline
 	memory   *budget.Account
+	// request is each piece's, and never changes: inputs are in envelopes.
+	request *request.Request
 	// waiting are pieces that have no place yet, running those that have, with what cancels them.
 	waiting []graph.Start
 	running map[int]context.CancelFunc
@@ -137,7 +142,8 @@ func (x *call) hopOf(step pipeline.StepName) *pipeline.Hop {
 
 // runGraph runs the blocks, and returns when no piece is left.
 func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
-	g := x.graph
+	g, r := x.graph, x.request
+	g.request = &request.Request{Pipeline: r.Pipeline, ByModel: r.ByModel, LossyChunks: r.LossyChunks, Trace: r.Trace, Origin: r.Origin}
 	ctx, g.cancel = context.WithCancelCause(ctx)
 	defer g.memory.Close()
 	defer g.pieces.Wait()
@@ -258,6 +264,9 @@ func (x *call) runAlone(ctx context.Context) error {
 
 func (x *call) handlePiece(ctx context.Context, e endedPiece) {
 	g := x.graph
+	if x.steps == nil {
+		x.steps = make([]request.StepTiming, 0, min(len(x.env.Route), usualSteps))
+	}
 	x.steps = append(x.steps, e.steps...)
 	x.advance(ctx, func(now time.Time) graph.Actions {
 		cancel := g.running[e.id]
@@ -407,12 +416,12 @@ func (x *call) tryPiece(ctx context.Context, start *graph.Start, span trace.Span
 		return out, true
 	}
 	made := &struct { // one allocation
-		call    call
-		request request.Request
-		env     envelope.Envelope
-		route   [1]pipeline.Hop
-	}{env: *x.env, route: [1]pipeline.Hop{*hop}}
+		call  call
+		env   envelope.Envelope
+		route [1]pipeline.Hop
+	}{}
 	piece, env := &made.call, &made.env
+	*env, made.route[0] = *x.env, *hop
 	env.RequestID, env.Path, env.Route = pieceID(x.env.RequestID, start.Path), start.Path, made.route[:]
 	env.Parts, env.Kept, env.Deadline, env.Timings = start.Parts, start.Kept, start.Deadline, nil
 	env.IdempotencyKey, env.StoreResult = "", x.isKept() && x.env.StoreResult
@@ -427,11 +436,11 @@ func (x *call) tryPiece(ctx context.Context, start *graph.Start, span trace.Span
 	env.TakesChunks = emit != nil
 	copies := x.graph.memory.Part()
 	defer copies.Close()
-	made.request = request.Request{Pipeline: x.request.Pipeline, ByModel: x.request.ByModel, LossyChunks: x.request.LossyChunks, Trace: x.request.Trace, Origin: x.request.Origin}
-	*piece = call{
-		service: x.service, request: incoming{Request: &made.request, label: x.request.label}, env: env, tenant: x.tenant, emit: emit,
-		waitForCapacity: x.waitForCapacity || !start.IsFirst, span: span, published: untraced, copies: copies,
-	}
+	// No literal, which would be on the stack first.
+	piece.service, piece.tenant, piece.env = x.service, x.tenant, env
+	piece.request = incoming{Request: x.graph.request, label: x.request.label}
+	piece.emit, piece.waitForCapacity = emit, x.waitForCapacity || !start.IsFirst
+	piece.span, piece.published, piece.copies = span, untraced, copies
 	response, err, isStored := x.storedPiece(ctx, piece)
 	if !isStored {
 		if _, f := x.service.placeModels(env); f != nil {

@@ -88,7 +88,7 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 	}
 	id := r.ID
 	if id == "" {
-		id = pipeline.RequestID(uuid.Must(uuid.NewV7()).String())
+		id = pipeline.RequestID(newID())
 	}
 	p, f := s.Resolve(r.Pipeline, r.ByModel)
 	if f != nil {
@@ -130,15 +130,8 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 	}
 	env.TakesChunks = emit != nil
 	env.Tenant = budget.TenantOf(ctx)
-	waitForCapacity := p.WaitForCapacity
-	if r.WaitForCapacity != nil {
-		waitForCapacity = *r.WaitForCapacity
-	}
-	x := &call{service: s, request: r, env: env, tenant: in.tenant, emit: emit, waitForCapacity: waitForCapacity, span: span, published: untraced}
-	if p.HasBlocks() {
-		own := p // it leaves the stack, also in requests without blocks if it were p
-		x.graph = newGraphRun(&own, cmp.Or(in.memory, budget.FromContext(ctx)))
-	}
+	x := &call{service: s, request: r, env: env, tenant: in.tenant, emit: emit, span: span, published: untraced}
+	x.setPipeline(ctx, &p, in.memory)
 	response, id, err := s.respond(ctx, x)
 	took := time.Since(begin)
 	x.published.End() // if nothing has acknowledged it
@@ -161,6 +154,18 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 		s.startShadow(x, again, response)
 	}
 	return response, nil
+}
+
+// setPipeline sets what the call has of its pipeline. It is no part of infer, whose stack it would take.
+func (x *call) setPipeline(ctx context.Context, p *pipeline.Pipeline, memory *budget.Account) {
+	x.waitForCapacity = p.WaitForCapacity
+	if x.request.WaitForCapacity != nil {
+		x.waitForCapacity = *x.request.WaitForCapacity
+	}
+	if p.HasBlocks() {
+		own := *p // it leaves the stack, also in requests without blocks if it were p
+		x.graph = newGraphRun(&own, cmp.Or(memory, budget.FromContext(ctx)))
+	}
 }
 
 // adaptAndCheck is check of the request that Settings.Adapt returns. Its idempotency key means what
@@ -426,10 +431,13 @@ func (x *call) register() error {
 	return nil
 }
 
+// newID returns a UUID of version 7.
+func newID() string { return uuid.Must(uuid.NewV7()).String() }
+
 // mintExecution gives the execution an ID. It is new for every execution: the broker would
 // drop one used before as a duplicate.
 func (x *call) mintExecution() {
-	x.env.ExecutionID = pipeline.ExecutionID(uuid.Must(uuid.NewV7()).String())
+	x.env.ExecutionID = pipeline.ExecutionID(newID())
 }
 
 // encode encodes the execution into the message to publish.

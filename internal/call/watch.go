@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -135,7 +133,7 @@ func (s *Service) checkQueue(ctx context.Context, stage pipeline.StageName) {
 // With a full table the channel stays empty, and the request's deadline ends the wait. The
 // caller calls unwatch.
 func (s *Service) watchLostQueue(stages []pipeline.StageName, since time.Time) (lost <-chan struct{}, unwatch func()) {
-	queues := &pending{execution: pipeline.ExecutionID(uuid.Must(uuid.NewV7()).String()), stages: stages, since: since}
+	queues := &pending{execution: pipeline.ExecutionID(newID()), stages: stages, since: since}
 	if len(stages) == 0 || s.table.register(queues) != nil {
 		return nil, func() {}
 	}

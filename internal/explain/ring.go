@@ -131,6 +131,7 @@ func (r *Ring) Add(e *envelope.Envelope, steps []envelope.StepTiming, branches [
 		one = new(record)
 	}
 	r.spare = nil
+	old := one.branches[:0]
 	*one = record{traceID: strings.Clone(traceID), total: total, fault: encoded, Envelope: envelope.Envelope{
 		RequestID: e.RequestID, Pipeline: own(r, e.Pipeline, one.Pipeline), Tenant: e.Tenant, Gateway: e.Gateway, Durability: e.Durability,
 		AdmittedAt: e.AdmittedAt, Deadline: e.Deadline, Timings: one.Timings[:0],
@@ -143,7 +144,10 @@ func (r *Ring) Add(e *envelope.Envelope, steps []envelope.StepTiming, branches [
 		r.late[one.ExecutionID] = one
 	}
 	r.setSteps(one, steps)
-	one.branches = slices.Grow(one.branches, len(branches)) // a slice of its own: most requests have none
+	if n := len(branches); cap(old) < n || cap(old) > 2*n { // most requests have none, and keep no space for any
+		old = make([]envelope.Branch, 0, n)
+	}
+	one.branches = old
 	for _, b := range branches {
 		b.Path, b.Block, b.Status = own(r, b.Path, ""), own(r, b.Block, ""), own(r, b.Status, "")
 		b.Why = strings.Clone(strings.ToValidUTF8(b.Why[:min(len(b.Why), maxName)], "\uFFFD"))

@@ -116,13 +116,18 @@ func PublicHandler(s PublicSettings) (http.Handler, error) {
 	return p.Handler(mux)
 }
 
-// withNames serves the paths with names of models. The mux would redirect names with "//" or "..".
+// withNames serves the paths with names of models, of a mux that has all its handlers. The mux would
+// redirect names with "//" or "..".
 func withNames(mux *http.ServeMux) http.Handler {
+	prefixes := []string{rest.PipelinesPrefix, oip.ModelsPrefix, oip.RepositoryPrefix, openai.ModelsPath + "/"}
+	named := make([]http.Handler, len(prefixes))
+	for i, prefix := range prefixes {
+		named[i], _ = mux.Handler(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: prefix}})
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		for _, prefix := range []string{rest.PipelinesPrefix, oip.ModelsPrefix, oip.RepositoryPrefix, openai.ModelsPath + "/"} {
+		for i, prefix := range prefixes {
 			if strings.HasPrefix(r.URL.Path, prefix) {
-				named, _ := mux.Handler(&http.Request{Method: http.MethodGet, URL: &url.URL{Path: prefix}})
-				named.ServeHTTP(w, r)
+				named[i].ServeHTTP(w, r)
 				return
 			}
 		}
