@@ -30,6 +30,9 @@ from .frames import Connection
 from .session import EXIT_FAILED, EXIT_HOST_GONE, EXIT_USAGE, THREADS_S, Session, Signals, StopRequested, report
 from .worker import Worker, check_class
 
+# The host's variables, which a worker's module may delete before it calls serve.
+_STARTED_WITH = dict(os.environ)
+
 # While load runs a file: the workers that the file's calls of serve name, with their arrays.
 # Otherwise None, and serve serves.
 _declared: Optional[Dict[Type[Worker], Optional[str]]] = None
@@ -99,8 +102,9 @@ def _serve(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
     except ValueError as error:
         return report(str(error), EXIT_FAILED)
     try:
-        life.begin(os.environ)
-        path = os.environ.get("STAGEMESH_SOCKET", "")
+        environ = {**_STARTED_WITH, **os.environ}
+        life.begin(environ)
+        path = environ.get("STAGEMESH_SOCKET", "")
         if not path:
             return report(
                 "STAGEMESH_SOCKET is not set: a host starts this process. To try a worker by hand: "
@@ -114,7 +118,7 @@ def _serve(worker: Type[Worker], arrays: Optional[str], life: Life) -> int:
         except OSError as error:
             return report(f"the host's socket {path}: {error}", EXIT_HOST_GONE)
         life.connected(sock)
-        return Session(Connection(sock), worker, arrays, life, os.environ).run()
+        return Session(Connection(sock), worker, arrays, life, environ).run()
     except ValueError as error:
         return report(str(error), EXIT_USAGE)
     except StopRequested:  # before the session, which handles it itself

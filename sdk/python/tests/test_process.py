@@ -689,6 +689,7 @@ class Later(Double):
             ("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})", True),
             ("import tempfile; f = tempfile.mkdtemp(); os.chdir(f); os.rmdir(f)", True),
             ("sys.setrecursionlimit(60)", True),
+            ("os.environ.clear()", True),
             ("import multiprocessing; multiprocessing.set_start_method('spawn')", True),
             ("import faulthandler; faulthandler.enable(open('/dev/null', 'w')); sys.stderr = None", True),
             ("import logging.config; logging.config.dictConfig({'version': 1})", True),
