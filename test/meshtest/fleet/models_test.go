@@ -462,7 +462,16 @@ func TestModelsSurviveChaos(t *testing.T) {
 	}
 	t.Logf("%d faults, %d answers", count, answers())
 	f.awaitModels(models)
-	testbed.Eventually(t, "the registry has what is loaded", func() bool { return slices.Equal(gateways[0].replicas(), loaded(f.hosts)) })
+	var shown, there []string
+	defer func() {
+		if t.Failed() {
+			t.Logf("the registry has %q, the hosts %q", shown, there)
+		}
+	}()
+	testbed.Eventually(t, "the registry has what is loaded", func() bool {
+		shown, there = gateways[0].replicas(), loaded(f.hosts)
+		return slices.Equal(shown, there)
+	})
 	testbed.Eventually(t, "only queues of hosts exist", func() bool {
 		return !slices.ContainsFunc(f.streamNames(), func(name string) bool {
 			_, host, isOwn := strings.Cut(name, "@")
