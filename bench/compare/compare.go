@@ -188,7 +188,7 @@ func WriteText(out io.Writer, r Report) error {
 		}
 		rows = append(rows, []string{
 			c.Load.Name(),
-			pair(throughput, formatRate), fmt.Sprintf("%.2fx", c.Throughput.Median), spread(c.Throughput),
+			pair(throughput, load.Rounded), fmt.Sprintf("%.2fx", c.Throughput.Median), spread(c.Throughput),
 			pair(p50, load.FormatMS), fmt.Sprintf("%.2fx", c.P50.Median), spread(c.P50),
 		})
 	}
@@ -201,14 +201,6 @@ func WriteText(out io.Writer, r Report) error {
 	}
 	text.Wrap("", "Figures and ratios are medians of "+pairs+"; the two runs of a pair alternate.")
 	return text.Err
-}
-
-// formatRate has decimals for what answers slowly alone.
-func formatRate(v float64) string {
-	if v >= 10 {
-		v = math.Round(v)
-	}
-	return load.FormatRate(v)
 }
 
 func spread(r Ratio) string { return fmt.Sprintf("%.2f-%.2f", r.Min, r.Max) }

@@ -27,9 +27,6 @@ import (
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
-// usualSteps is for how many timings there is space at once.
-const usualSteps = 8
-
 // piecesPerCall is how many steps of pipelines with blocks run at a time for each request that a
 // gateway may have in flight; others wait for them.
 const piecesPerCall = 4
@@ -264,9 +261,6 @@ func (x *call) runAlone(ctx context.Context) error {
 
 func (x *call) handlePiece(ctx context.Context, e endedPiece) {
 	g := x.graph
-	if x.steps == nil {
-		x.steps = make([]request.StepTiming, 0, min(len(x.env.Route), usualSteps))
-	}
 	x.steps = append(x.steps, e.steps...)
 	x.advance(ctx, func(now time.Time) graph.Actions {
 		cancel := g.running[e.id]

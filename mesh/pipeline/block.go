@@ -184,20 +184,30 @@ func (p *Pipeline) StageSteps() []Step {
 	if !p.HasBlocks() {
 		return p.Steps
 	}
-	return appendStages(nil, p.Steps)
+	var out []Step
+	_ = eachStage(p.Steps, func(step *Step) error {
+		out = append(out, *step)
+		return nil
+	})
+	return out
 }
 
-func appendStages(out []Step, steps []Step) []Step {
+// eachStage visits the steps that StageSteps returns, without a copy of them, until an error.
+func eachStage(steps []Step, visit func(*Step) error) error {
 	for i := range steps {
 		if !steps[i].IsBlock() {
-			out = append(out, steps[i])
+			if err := visit(&steps[i]); err != nil {
+				return err
+			}
 			continue
 		}
 		for _, inner := range steps[i].Lists() {
-			out = appendStages(out, inner.Steps)
+			if err := eachStage(inner.Steps, visit); err != nil {
+				return err
+			}
 		}
 	}
-	return out
+	return nil
 }
 
 // List is a list of steps in a block: a branch, a case, the steps of a map.

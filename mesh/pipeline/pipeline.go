@@ -298,28 +298,11 @@ func (p *Pipeline) Route(o Options) ([]Hop, error) {
 	if err := p.knows(o.Steps); err != nil {
 		return nil, err
 	}
-	route, err := p.appendRoute(make([]Hop, 0, len(p.Steps)), p.Steps, o)
-	if n := len(route); n > 0 {
-		route[n-1].Keep = nil
-	}
-	return route, err
-}
-
-// appendRoute appends the hops of the steps, and of those in blocks, in the order of StageSteps.
-func (p *Pipeline) appendRoute(route []Hop, steps []Step, o Options) (_ []Hop, err error) {
-	for i := range steps {
-		step := &steps[i]
-		if step.IsBlock() {
-			for _, inner := range step.Lists() {
-				if route, err = p.appendRoute(route, inner.Steps, o); err != nil {
-					return nil, err
-				}
-			}
-			continue
-		}
+	route := make([]Hop, 0, len(p.Steps))
+	err := eachStage(p.Steps, func(step *Step) error {
 		own := o.Steps[step.Name]
 		if err := p.checkLock(step, o.Parameters, own); err != nil {
-			return nil, err
+			return err
 		}
 		hop := Hop{
 			Step:       step.Name,
@@ -330,12 +313,19 @@ func (p *Pipeline) appendRoute(route []Hop, steps []Step, o Options) (_ []Hop, e
 			Keep:       p.Keep,
 		}
 		if err := hop.Parameters.Validate(); err != nil {
-			return nil, fmt.Errorf("steps.%s: %w", step.Name, err)
+			return fmt.Errorf("steps.%s: %w", step.Name, err)
 		}
 		if own.Model != (payload.ModelRef{}) {
 			hop.Model = own.Model
 		}
 		route = append(route, hop)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if n := len(route); n > 0 {
+		route[n-1].Keep = nil
 	}
 	return route, nil
 }
