@@ -32,10 +32,8 @@ type brokerStore struct {
 	folder string
 
 	mu sync.Mutex
-	// checked is when the disk was looked at; err why nothing is stored; broken the first write that
-	// failed since the streams were opened, and isOpening true while they open again.
-	checked           time.Time
-	err               error
+	// broken is the first write that failed since the streams were opened; isOpening is true while
+	// they open again.
 	broken            string
 	isOpening         bool
 	isFull, isLimited bool
@@ -45,9 +43,8 @@ type brokerStore struct {
 }
 
 const (
-	// watchStore is how often the disk is looked at; diskAge how old a look may be for a write.
+	// watchStore is how often the disk is looked at, beside each write that looks at it.
 	watchStore = 250 * time.Millisecond
-	diskAge    = 10 * time.Millisecond
 	// reservedPart of the disk, but no more than maxReserved, stays free of messages: the broker
 	// needs space to delete them.
 	reservedPart = 16
@@ -59,19 +56,11 @@ const (
 	quietPoll = 10 * time.Millisecond
 )
 
-// storeError returns why nothing is stored in files; nil while messages are.
+// storeError looks at the disk and returns why nothing is stored in files; nil while messages are.
 func (s *brokerStore) storeError() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.check(time.Now())
-}
-
-// check looks at the disk, unless it did just now. The caller holds mu.
-func (s *brokerStore) check(now time.Time) error {
-	if now.Sub(s.checked) < diskAge {
-		return s.err
-	}
-	s.checked, s.err = now, nil
+	wasFull := s.isFull
 	var err error
 	if s.free, s.total, err = diskSpace(s.folder); err == nil {
 		needed := s.reserved()
@@ -82,11 +71,16 @@ func (s *brokerStore) check(now time.Time) error {
 	}
 	switch {
 	case s.isFull, s.isLimited:
-		s.err = fmt.Errorf("the disk of its nats.store_dir has %s free, and needs %s", config.Bytes(s.free), config.Bytes(s.reserved()))
+		err = fmt.Errorf("the disk of its nats.store_dir has %s free, and needs %s", config.Bytes(s.free), config.Bytes(s.reserved()))
 	case s.broken != "", s.isOpening:
-		s.err = fmt.Errorf("a write to nats.store_dir has failed, and its streams are not open again yet: %s", cmp.Or(s.broken, "they open now"))
+		err = fmt.Errorf("a write to nats.store_dir has failed, and its streams are not open again yet: %s", cmp.Or(s.broken, "they open now"))
+	default:
+		err = nil
 	}
-	return s.err
+	if s.isFull != wasFull {
+		s.broker.log.log.Log(context.Background(), levelOf(s.isFull), "space for the broker's files", "full", s.isFull, "free", config.Bytes(s.free), "cause", err)
+	}
+	return err
 }
 
 func levelOf(isFull bool) slog.Level {
@@ -104,7 +98,7 @@ func (s *brokerStore) fail(text string) {
 	defer s.mu.Unlock()
 	s.failures++
 	if s.broken == "" {
-		s.broken, s.checked = text, time.Time{}
+		s.broken = text
 	}
 }
 
@@ -151,7 +145,7 @@ func (s *brokerStore) watch(ctx context.Context) {
 	for {
 		select {
 		case now := <-ticks.C:
-			if s.look(now); !s.canReopen() || now.Before(next) {
+			if s.look(); !s.canReopen() || now.Before(next) {
 				continue
 			}
 			next = now.Add(bus.StoreRetry)
@@ -172,15 +166,11 @@ func (s *brokerStore) canReopen() bool {
 	return s.broken != "" && (!s.isFull || s.free >= 2*leastSpace)
 }
 
-// look checks the disk, and limits the account of the mesh while that is full.
-func (s *brokerStore) look(now time.Time) {
+// look limits the account of the mesh while the disk is full.
+func (s *brokerStore) look() {
+	_ = s.storeError()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	wasFull := s.isFull
-	err := s.check(now)
-	if s.isFull != wasFull {
-		s.broker.log.log.Log(context.Background(), levelOf(s.isFull), "space for the broker's files", "full", s.isFull, "free", config.Bytes(s.free), "cause", err)
-	}
 	if s.isFull != s.isLimited && s.broker.limit(s.isFull) == nil {
 		s.isLimited = s.isFull
 	}
@@ -201,7 +191,7 @@ func (s *brokerStore) reopen(ctx context.Context) error {
 	set := func(isOpening bool) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.isOpening, s.checked = isOpening, time.Time{}
+		s.isOpening = isOpening
 	}
 	set(true)
 	defer set(false)
@@ -217,7 +207,7 @@ func (s *brokerStore) reopen(ctx context.Context) error {
 		s.fail(err.Error())
 		return err
 	}
-	s.look(time.Now())
+	s.look()
 	s.disconnectReaders()
 	err = bus.CreateStreams(s.broker, queues, options...)
 	s.broker.log.log.Warn("the broker's streams were opened again after a write had failed", "took", time.Since(began))
