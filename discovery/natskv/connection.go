@@ -46,6 +46,8 @@ type connection struct {
 	pending map[*nats.Msg]context.CancelCauseFunc
 	// creating is read-locked while a stream is created, and locked to close the connection.
 	creating sync.RWMutex
+	// seen are the names of both streams, as soon as they have answered.
+	seen sync.Map
 }
 
 // session is one period in which the connection is established.
@@ -263,6 +265,7 @@ func (s *session) publish(ctx context.Context, msg *nats.Msg) (uint64, error) {
 	if ack.Sequence == 0 {
 		return 0, fmt.Errorf("%w: %q is not an ack", errLost, answer.Data)
 	}
+	s.connection.seen.Store(ack.Stream, true)
 	return ack.Sequence, nil
 }
 

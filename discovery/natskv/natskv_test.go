@@ -315,8 +315,12 @@ func TestDeletedStreamIsCreatedAgain(t *testing.T) {
 	if err := streams(t, b.URL()).DeleteStream(t.Context(), "mesh_registry"); err != nil {
 		t.Fatal(err)
 	}
+	deleted := time.Now()
 	if revision := put(t, c, "b", 0); revision <= old {
 		t.Errorf("revision %d follows %d", revision, old)
+	}
+	if took := time.Since(deleted); took < natskv.DeleteWait {
+		t.Errorf("the stream was made again after %s: the broker may still remove its files", took)
 	}
 	if got := testbed.Receive(t, "all entries of the new stream", change.updates); !got.Reset || len(got.Entries) != 1 || got.Entries[0].Key != "b" {
 		t.Errorf("the observer receives %+v", got)

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
+	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 // names are the streams and subjects of a mesh.
@@ -48,6 +49,8 @@ const (
 	// expiredTTL is how long the broker keeps the marker of an instance that was not
 	// renewed.
 	expiredTTL = 10 * time.Second
+	// deleteWait is how long the broker may take to remove the files of a deleted stream.
+	deleteWait = 500 * time.Millisecond
 )
 
 func (s Settings) tableConfig() jetstream.StreamConfig {
@@ -90,7 +93,11 @@ func (s Settings) config(name, subjects string) jetstream.StreamConfig {
 // info returns the state of a stream.
 func (s *session) info(ctx context.Context, stream string) (*jetstream.StreamInfo, error) {
 	info := &jetstream.StreamInfo{}
-	return info, s.api(ctx, "STREAM.INFO."+stream, struct{}{}, info)
+	err := s.api(ctx, "STREAM.INFO."+stream, struct{}{}, info)
+	if err == nil {
+		s.connection.seen.Store(stream, true)
+	}
+	return info, err
 }
 
 // stream returns the state of a stream. It creates one that is missing.
@@ -108,12 +115,20 @@ func (s *session) stream(ctx context.Context, config jetstream.StreamConfig) (*j
 // create creates a stream, unless another process is faster. It goes on when the caller's
 // context ends: a broker that shuts down while it creates a stream leaves a part of it behind.
 //
+// One on file that was there has been deleted, so it waits: nats-server 2.15.2 tells callers that a
+// stream is missing before it has removed the files, and would remove those of the new stream, which
+// acknowledges nothing from then on.
+//
 // Sequences of instances begin at the clock's microseconds, so that none comes twice after the
 // stream was lost. Those on file may not: after a write error the broker lists all below a
 // block's first message.
 func (s *session) create(ctx context.Context, config jetstream.StreamConfig) error {
 	if config.Storage == jetstream.MemoryStorage {
 		config.FirstSeq = uint64(time.Now().UnixMicro())
+	} else if _, ok := s.connection.seen.Load(config.Name); ok {
+		if err := process.Sleep(ctx, deleteWait); err != nil {
+			return timeoutError(ctx)
+		}
 	}
 	if !s.connection.creating.TryRLock() {
 		return errUnsent

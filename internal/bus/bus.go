@@ -107,6 +107,8 @@ type Bus struct {
 
 	// creating is read-locked while a stream is created, and locked to close the connection.
 	creating sync.RWMutex
+	// seen are the names of the streams on file that were there when this process asked.
+	seen sync.Map
 
 	// reconnected is when the connection was last made again, as UnixNano; 0 if it never was.
 	reconnected atomic.Int64
@@ -122,8 +124,10 @@ type Bus struct {
 const (
 	defaultAckTimeout = 5 * time.Second
 	minAPITimeout     = 5 * time.Second
-	pingEvery         = 2 * time.Second
-	maxPings          = 2
+	// deleteWait is how long the broker may take to remove the files of a deleted stream.
+	deleteWait = 500 * time.Millisecond
+	pingEvery  = 2 * time.Second
+	maxPings   = 2
 	// writeTimeout is for the largest message on a slow line: a message that is cut
 	// off costs the connection, and is sent again.
 	writeTimeout = 5 * time.Second

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -187,7 +188,7 @@ func isNotUnique(err error) bool {
 // because it was suspended while the queue was replaced. They would keep this
 // epoch's consumers out for ever.
 func (b *Bus) removeStray(ctx context.Context, s QueueSettings, class pipeline.Class, epoch Epoch) error {
-	stream, err := b.js.Stream(ctx, b.Stream(s.Stage, s.Durability))
+	stream, err := b.stream(ctx, b.Stream(s.Stage, s.Durability))
 	if err != nil {
 		return queueError(s.Stage, err)
 	}
@@ -234,7 +235,7 @@ func (b *Bus) Queue(ctx context.Context, stage pipeline.StageName, d pipeline.Du
 		return queueHere(d)
 	}
 	sent := b.settings.Now()
-	stream, err := b.js.Stream(ctx, b.Stream(stage, d))
+	stream, err := b.stream(ctx, b.Stream(stage, d))
 	if err != nil {
 		return QueueInfo{}, queueError(stage, err)
 	}
@@ -319,7 +320,7 @@ func (b *Bus) EnsureStream(ctx context.Context, config jetstream.StreamConfig, v
 }
 
 func (b *Bus) ensureStream(ctx context.Context, config jetstream.StreamConfig, version int) error {
-	stream, err := b.js.Stream(ctx, config.Name)
+	stream, err := b.stream(ctx, config.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return b.createStream(ctx, config)
 	}
@@ -333,10 +334,28 @@ func (b *Bus) ensureStream(ctx context.Context, config jetstream.StreamConfig, v
 	return err
 }
 
+// stream returns a stream with its state.
+func (b *Bus) stream(ctx context.Context, name string) (jetstream.Stream, error) {
+	stream, err := b.js.Stream(ctx, name)
+	if err == nil && stream.CachedInfo().Config.Storage == jetstream.FileStorage {
+		b.seen.Store(name, true)
+	}
+	return stream, err
+}
+
 // createStream creates a stream, unless another process was faster. The end of the
 // caller's context does not stop it, and Close waits for it: a broker that stops
 // while it creates a stream leaves a part of it behind.
+//
+// One on file that was there has been deleted, so it waits: nats-server 2.15.2 says that a stream is
+// missing before it has removed the files, and would remove those of the new stream, which
+// acknowledges nothing from then on.
 func (b *Bus) createStream(ctx context.Context, config jetstream.StreamConfig) error {
+	if _, ok := b.seen.Load(config.Name); ok {
+		if err := process.Sleep(ctx, deleteWait); err != nil {
+			return err
+		}
+	}
 	if !b.creating.TryRLock() {
 		return ErrClosed
 	}

@@ -196,6 +196,21 @@ func TestConsumerWithoutFilesServes(t *testing.T) {
 	h.ack(t, h.next(t))
 }
 
+func TestQueueOnFileWaitsForTheFilesOfADeletedOne(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t)
+	b, s := broker.Connect(mesh), queue(func(s *bus.QueueSettings) { s.Durability = pipeline.File })
+	ensure(t, b, s)
+	if err := jetStream(t, broker).DeleteStream(t.Context(), b.Stream(stage, pipeline.File)); err != nil {
+		t.Fatal(err)
+	}
+	deleted := time.Now()
+	ensure(t, b, s)
+	if took := time.Since(deleted); took < 500*time.Millisecond {
+		t.Errorf("the stream was made again after %s: the broker may still remove its files", took)
+	}
+}
+
 func TestPullerReportsALostQueue(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)

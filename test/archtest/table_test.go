@@ -51,7 +51,7 @@ var importTable = rules{
 		{packages: list("internal/models/placement"), mayImport: list(pipeline, model), pure: true},
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, wire, payload, pipeline)},
 		{packages: list(auth), mayImport: list(pipeline)},
-		{packages: list(bus), mayImport: list(budget, proto, tensor, fault, payload, pipeline, envelope, auth)},
+		{packages: list(bus), mayImport: list(budget, proto, tensor, fault, payload, pipeline, envelope, auth, "internal/process")},
 		{packages: list("internal/store"), mayImport: list(budget, request, proto, tensor, fault, payload, pipeline, envelope, bus, "internal/config", "internal/process")},
 		{packages: list("internal/process", "internal/config"), mayImport: nothing},
 		{packages: list("internal/webhook"), mayImport: list(auth, "internal/config")},
