@@ -134,6 +134,9 @@ func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.Resp
 			flushInTime(w, r)
 			return
 		}
+		if r.ProtoMajor == 2 {
+			growStack(r.ProtoMajor)
+		}
 		hasBody := r.Body != nil && r.Body != http.NoBody
 		from := &requestBody{ReadCloser: r.Body, account: account, ended: r.ProtoMajor != 1}
 		// A copy, because net/http decides by the original's body whether the
@@ -162,6 +165,15 @@ func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.Resp
 		next.ServeHTTP(w, bounded)
 		flushInTime(w, r)
 	})
+}
+
+// growStack gives the goroutine that net/http starts for a request over HTTP/2 the stack that requests
+// need, at once: it begins with 2 KiB, and would grow deep in the call, where a copy costs most.
+//
+//go:noinline
+func growStack(i int) byte {
+	var stack [12 << 10]byte
+	return stack[i]
 }
 
 // flushInTime sends what is still buffered of a response over HTTP/2, in limited time: net/http
