@@ -6,6 +6,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -35,16 +36,23 @@ func (m *Machine) matches(p *pipeline.Predicate, in parts) (_ bool, why string, 
 	if len(values) > 1 && !p.Any && !p.All {
 		return false, "", fault.InField(fault.InvalidInput, p.Part, "%s has %d elements; the condition needs any, all or index", subject, len(values))
 	}
+	var pattern *regexp.Regexp
+	if p.Matches != "" {
+		var err error
+		if pattern, err = regexp.Compile("^(?:" + p.Matches + ")$"); err != nil {
+			return false, "", fault.InField(fault.Internal, p.Part, "the condition's pattern cannot be read: %w", err)
+		}
+	}
 	matching := 0
 	for _, v := range values {
-		if holds(p, v) {
+		if holds(p, pattern, v) {
 			matching++
 		}
 	}
 	if len(values) == 1 {
-		why = fmt.Sprintf("%s is %s", subject, shown(values[0]))
+		why = subject + " is " + shown(values[0])
 	} else {
-		why = fmt.Sprintf("%d of %d elements of %s match", matching, len(values), subject)
+		why = strconv.Itoa(matching) + " of " + strconv.Itoa(len(values)) + " elements of " + subject + " match"
 	}
 	if p.All {
 		return matching == len(values), why, nil
@@ -149,17 +157,16 @@ func element(d tensor.Datatype, raw []byte) (payload.Value, error) {
 	return payload.Value{}, fmt.Errorf("has datatype %s, which conditions do not support", d)
 }
 
-// holds reports whether the condition is true for one value.
-func holds(p *pipeline.Predicate, v payload.Value) bool {
+// holds reports whether the condition, whose pattern is compiled, is true for one value.
+func holds(p *pipeline.Predicate, pattern *regexp.Regexp, v payload.Value) bool {
 	switch {
 	case p.Equals != nil:
 		return equal(*p.Equals, v)
 	case p.In != nil:
 		return slices.ContainsFunc(p.In, func(one payload.Value) bool { return equal(one, v) })
-	case p.Matches != "":
+	case pattern != nil:
 		text, is := v.Any().(string)
-		whole, err := regexp.Compile("^(?:" + p.Matches + ")$")
-		return is && err == nil && whole.MatchString(text)
+		return is && pattern.MatchString(text)
 	}
 	number, is := v.Float()
 	return is && (p.Above == nil || number > *p.Above) && (p.Below == nil || number < *p.Below)
