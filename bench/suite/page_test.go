@@ -115,7 +115,7 @@ func TestEveryItemHasFiguresAndCommands(t *testing.T) {
 		"| context carried | 64 | 945 (900-990) | 0.90x | 6.00 ms | 1.20x |",
 		"| loaded | plain P50 | 1.1 |",
 		"| 15 | seconds to register 20,000 models from one file | at most 20 | 5 (4-19) | reached |",
-		"| mapped | 40 | 630 (600-660) | 66.0 ms | 132 ms |", "| 17 | P50 that a switch adds to the plain pipeline: 1 in flight | at most 60 us |",
+		"| mapped | 40 | 630 (600-660) | 66.0 ms | 132 ms |", "| 17 | mean time that a switch adds to the plain pipeline: 1 in flight | at most 60 us |",
 		"| Ray Serve 2.60.0 | 64 | 850 | 1000 | 0.85x (0.77x-0.94x) |",
 		"2 cores of Some <CPU>, linux/amd64", "Measured on 2026-11-22, commit 0a1b2c3d.", "2026-11-21 to 2026-11-22", "nats-server v2.15.2", "nats.go v1.55.0", "| v1.2.3 |", "| 3.11.7 |",
 	} {
