@@ -16,6 +16,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/internal/credentials"
+	"github.com/stagemesh/stagemesh/internal/filestream"
 	"github.com/stagemesh/stagemesh/internal/process"
 )
 
@@ -46,8 +47,6 @@ type connection struct {
 	pending map[*nats.Msg]context.CancelCauseFunc
 	// creating is read-locked while a stream is created, and locked to close the connection.
 	creating sync.RWMutex
-	// seen are the names of both streams, as soon as they have answered.
-	seen sync.Map
 }
 
 // session is one period in which the connection is established.
@@ -57,6 +56,8 @@ type session struct {
 	// ctx ends with the session.
 	ctx context.Context
 	end context.CancelFunc
+	// files has the table's stream once it was seen.
+	files filestream.Seen
 }
 
 func newConnection(log *slog.Logger) *connection {
@@ -265,7 +266,6 @@ func (s *session) publish(ctx context.Context, msg *nats.Msg) (uint64, error) {
 	if ack.Sequence == 0 {
 		return 0, fmt.Errorf("%w: %q is not an ack", errLost, answer.Data)
 	}
-	s.connection.seen.Store(ack.Stream, true)
 	return ack.Sequence, nil
 }
 

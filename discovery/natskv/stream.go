@@ -9,7 +9,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/discovery"
-	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 // names are the streams and subjects of a mesh.
@@ -49,8 +48,6 @@ const (
 	// expiredTTL is how long the broker keeps the marker of an instance that was not
 	// renewed.
 	expiredTTL = 10 * time.Second
-	// deleteWait is how long the broker may take to remove the files of a deleted stream.
-	deleteWait = 500 * time.Millisecond
 )
 
 func (s Settings) tableConfig() jetstream.StreamConfig {
@@ -95,7 +92,7 @@ func (s *session) info(ctx context.Context, stream string) (*jetstream.StreamInf
 	info := &jetstream.StreamInfo{}
 	err := s.api(ctx, "STREAM.INFO."+stream, struct{}{}, info)
 	if err == nil {
-		s.connection.seen.Store(stream, true)
+		s.files.Found(stream)
 	}
 	return info, err
 }
@@ -112,12 +109,9 @@ func (s *session) stream(ctx context.Context, config jetstream.StreamConfig) (*j
 	return s.info(ctx, config.Name)
 }
 
-// create creates a stream, unless another process is faster. It goes on when the caller's
-// context ends: a broker that shuts down while it creates a stream leaves a part of it behind.
-//
-// One on file that was there has been deleted, so it waits: nats-server 2.15.2 tells callers that a
-// stream is missing before it has removed the files, and would remove those of the new stream, which
-// acknowledges nothing from then on.
+// create creates a stream, unless another process is faster. Where a stream on file may be in deletion, it
+// waits until that has ended, or the caller's context. From then on it does not end with the context: a
+// broker that shuts down while it creates a stream leaves a part of it behind.
 //
 // Sequences of instances begin at the clock's microseconds, so that none comes twice after the
 // stream was lost. Those on file may not: after a write error the broker lists all below a
@@ -125,10 +119,8 @@ func (s *session) stream(ctx context.Context, config jetstream.StreamConfig) (*j
 func (s *session) create(ctx context.Context, config jetstream.StreamConfig) error {
 	if config.Storage == jetstream.MemoryStorage {
 		config.FirstSeq = uint64(time.Now().UnixMicro())
-	} else if _, ok := s.connection.seen.Load(config.Name); ok {
-		if err := process.Sleep(ctx, deleteWait); err != nil {
-			return timeoutError(ctx)
-		}
+	} else if s.files.AwaitDeleted(ctx, config.Name) != nil {
+		return timeoutError(ctx)
 	}
 	if !s.connection.creating.TryRLock() {
 		return errUnsent

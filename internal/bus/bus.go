@@ -53,6 +53,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/credentials"
+	"github.com/stagemesh/stagemesh/internal/filestream"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -107,8 +108,8 @@ type Bus struct {
 
 	// creating is read-locked while a stream is created, and locked to close the connection.
 	creating sync.RWMutex
-	// seen are the names of the streams on file that were there when this process asked.
-	seen sync.Map
+	// files are the streams on file that this connection has seen.
+	files filestream.Seen
 
 	// reconnected is when the connection was last made again, as UnixNano; 0 if it never was.
 	reconnected atomic.Int64
@@ -124,10 +125,8 @@ type Bus struct {
 const (
 	defaultAckTimeout = 5 * time.Second
 	minAPITimeout     = 5 * time.Second
-	// deleteWait is how long the broker may take to remove the files of a deleted stream.
-	deleteWait = 500 * time.Millisecond
-	pingEvery  = 2 * time.Second
-	maxPings   = 2
+	pingEvery         = 2 * time.Second
+	maxPings          = 2
 	// writeTimeout is for the largest message on a slow line: a message that is cut
 	// off costs the connection, and is sent again.
 	writeTimeout = 5 * time.Second
@@ -274,6 +273,7 @@ func (b *Bus) absent(err error) error {
 func (b *Bus) onConnect() {
 	b.settings.Logger.Info("broker connected", "connection", b.settings.Name)
 	b.stores.reset()
+	b.files.Clear()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.cause, b.logged = nil, nil

@@ -10,7 +10,6 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
 
@@ -338,23 +337,18 @@ func (b *Bus) ensureStream(ctx context.Context, config jetstream.StreamConfig, v
 func (b *Bus) stream(ctx context.Context, name string) (jetstream.Stream, error) {
 	stream, err := b.js.Stream(ctx, name)
 	if err == nil && stream.CachedInfo().Config.Storage == jetstream.FileStorage {
-		b.seen.Store(name, true)
+		b.files.Found(name)
 	}
 	return stream, err
 }
 
-// createStream creates a stream, unless another process was faster. The end of the
-// caller's context does not stop it, and Close waits for it: a broker that stops
-// while it creates a stream leaves a part of it behind.
-//
-// One on file that was there has been deleted, so it waits: nats-server 2.15.2 says that a stream is
-// missing before it has removed the files, and would remove those of the new stream, which
-// acknowledges nothing from then on.
+// createStream creates a stream, unless another process was faster. Where a stream on file may be in
+// deletion, it waits until that has ended, or the context. From then on the end of the context does not
+// stop it, and Close waits for it: a broker that stops while it creates a stream leaves a part of it
+// behind.
 func (b *Bus) createStream(ctx context.Context, config jetstream.StreamConfig) error {
-	if _, ok := b.seen.Load(config.Name); ok {
-		if err := process.Sleep(ctx, deleteWait); err != nil {
-			return err
-		}
+	if err := b.files.AwaitDeleted(ctx, config.Name); err != nil {
+		return err
 	}
 	if !b.creating.TryRLock() {
 		return ErrClosed
@@ -364,7 +358,10 @@ func (b *Bus) createStream(ctx context.Context, config jetstream.StreamConfig) e
 	defer cancel()
 	_, err := b.js.CreateStream(ctx, config)
 	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-		return nil
+		err = nil
+	}
+	if err == nil && config.Storage == jetstream.FileStorage {
+		b.files.Found(config.Name)
 	}
 	return err
 }

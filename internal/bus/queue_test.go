@@ -16,6 +16,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
+	"github.com/stagemesh/stagemesh/internal/filestream"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -196,18 +197,28 @@ func TestConsumerWithoutFilesServes(t *testing.T) {
 	h.ack(t, h.next(t))
 }
 
-func TestQueueOnFileWaitsForTheFilesOfADeletedOne(t *testing.T) {
+func TestFileStreamsWaitAfterADeletion(t *testing.T) {
 	t.Parallel()
 	broker := testbed.StartBroker(t)
 	b, s := broker.Connect(mesh), queue(func(s *bus.QueueSettings) { s.Durability = pipeline.File })
-	ensure(t, b, s)
-	if err := jetStream(t, broker).DeleteStream(t.Context(), b.Stream(stage, pipeline.File)); err != nil {
-		t.Fatal(err)
-	}
-	deleted := time.Now()
-	ensure(t, b, s)
-	if took := time.Since(deleted); took < 500*time.Millisecond {
-		t.Errorf("the stream was made again after %s: the broker may still remove its files", took)
+	config := jetstream.StreamConfig{Name: "own", Subjects: []string{"own"}, Storage: jetstream.FileStorage}
+	for name, create := range map[string]func() error{
+		b.Stream(stage, pipeline.File): func() error { _, err := b.EnsureQueue(t.Context(), s); return err },
+		config.Name:                    func() error { return b.EnsureStream(t.Context(), config, 1) },
+	} {
+		if err := create(); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		if err := jetStream(t, broker).DeleteStream(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+		if err := create(); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took < filestream.DeleteWait {
+			t.Errorf("%s was created again %s after its deletion", name, took)
+		}
 	}
 }
 

@@ -162,6 +162,9 @@ func (b *Bus) ProbeStore(ctx context.Context) {
 		return err
 	}
 	err := probe(storeProbeSize)
+	if err == nil {
+		b.files.Found(b.StoreProbeStream())
+	}
 	if err == nil || !errors.Is(err, ErrNoQueue) && !errors.Is(err, ErrStoreFull) && !errors.Is(err, ErrUnknown) {
 		return
 	}

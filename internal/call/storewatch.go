@@ -44,7 +44,8 @@ func (s *Service) watchStore(ctx context.Context) {
 	ticks := time.NewTicker(storeTick)
 	defer ticks.Stop()
 	for tick, full := 0, 0; ; tick++ {
-		bounded, cancel := context.WithTimeout(ctx, bus.StoreRetry)
+		// Longer than a probe waits for its acknowledgement, without which its stream is replaced.
+		bounded, cancel := context.WithTimeout(ctx, 2*bus.StoreRetry)
 		if tick%storeProbes == storeProbes-1 {
 			s.bus.ProbeStore(bounded)
 		}

@@ -51,9 +51,10 @@ var importTable = rules{
 		{packages: list("internal/models/placement"), mayImport: list(pipeline, model), pure: true},
 		{packages: list(envelope), mayImport: list(proto, tensor, fault, wire, payload, pipeline)},
 		{packages: list(auth), mayImport: list(pipeline)},
-		{packages: list(bus), mayImport: list(budget, proto, tensor, fault, payload, pipeline, envelope, auth, "internal/process")},
+		{packages: list(bus), mayImport: list(budget, proto, tensor, fault, payload, pipeline, envelope, auth, "internal/filestream")},
 		{packages: list("internal/store"), mayImport: list(budget, request, proto, tensor, fault, payload, pipeline, envelope, bus, "internal/config", "internal/process")},
 		{packages: list("internal/process", "internal/config"), mayImport: nothing},
+		{packages: list("internal/filestream"), mayImport: list("internal/process")},
 		{packages: list("internal/webhook"), mayImport: list(auth, "internal/config")},
 		{packages: list("internal/tracing"), mayImport: list(fault, envelope, "internal/config")},
 		{packages: list(request), mayImport: list(proto, fault, payload, pipeline, envelope, "internal/tracing")},
@@ -68,7 +69,7 @@ var importTable = rules{
 		// Who is alive: the interfaces, and what implements or reads them.
 		{packages: list("discovery"), mayImport: list(proto, fault)},
 		{packages: list("discovery/consul", "discovery/internal/*"), mayImport: list("discovery", "discovery/internal/...", auth, "internal/process")},
-		{packages: list("discovery/natskv"), mayImport: list("discovery", "discovery/internal/...", auth, "internal/process")},
+		{packages: list("discovery/natskv"), mayImport: list("discovery", "discovery/internal/...", auth, "internal/filestream", "internal/process")},
 		{packages: list("internal/models"), mayImport: list(proto, fault, pipeline, model, "internal/models/placement", "internal/process", "discovery"), inTests: list("discovery/natskv")},
 
 		// The stage host.
