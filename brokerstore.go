@@ -43,7 +43,8 @@ type brokerStore struct {
 }
 
 const (
-	// watchStore is how often the disk is looked at, beside each write that looks at it.
+	// watchStore is how often the disk is looked at; each write of this process to a file stream looks too,
+	// so that none begins on a full disk.
 	watchStore = 250 * time.Millisecond
 	// reservedPart of the disk, but no more than maxReserved, stays free of messages: the broker
 	// needs space to delete them.
@@ -60,27 +61,31 @@ const (
 func (s *brokerStore) storeError() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.check()
+}
+
+// check is storeError for callers that hold mu.
+func (s *brokerStore) check() error {
 	wasFull := s.isFull
-	var err error
-	if s.free, s.total, err = diskSpace(s.folder); err == nil {
+	free, total, err := diskSpace(s.folder)
+	if err == nil {
+		s.free, s.total = free, total
 		needed := s.reserved()
 		if s.isFull {
 			needed += needed / 2
 		}
 		s.isFull = s.free < needed
 	}
+	if s.isFull != wasFull {
+		s.broker.log.log.Log(context.Background(), levelOf(s.isFull), "space for the broker's files", "full", s.isFull, "free", config.Bytes(s.free), "needed", config.Bytes(s.reserved()))
+	}
 	switch {
 	case s.isFull, s.isLimited:
-		err = fmt.Errorf("the disk of its nats.store_dir has %s free, and needs %s", config.Bytes(s.free), config.Bytes(s.reserved()))
+		return fmt.Errorf("the disk of its nats.store_dir has %s free, and needs %s", config.Bytes(s.free), config.Bytes(s.reserved()))
 	case s.broken != "", s.isOpening:
-		err = fmt.Errorf("a write to nats.store_dir has failed, and its streams are not open again yet: %s", cmp.Or(s.broken, "they open now"))
-	default:
-		err = nil
+		return fmt.Errorf("a write to nats.store_dir has failed, and its streams are not open again yet: %s", cmp.Or(s.broken, "they open now"))
 	}
-	if s.isFull != wasFull {
-		s.broker.log.log.Log(context.Background(), levelOf(s.isFull), "space for the broker's files", "full", s.isFull, "free", config.Bytes(s.free), "cause", err)
-	}
-	return err
+	return nil
 }
 
 func levelOf(isFull bool) slog.Level {
@@ -168,9 +173,9 @@ func (s *brokerStore) canReopen() bool {
 
 // look limits the account of the mesh while the disk is full.
 func (s *brokerStore) look() {
-	_ = s.storeError()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	_ = s.check()
 	if s.isFull != s.isLimited && s.broker.limit(s.isFull) == nil {
 		s.isLimited = s.isFull
 	}

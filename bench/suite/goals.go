@@ -90,7 +90,9 @@ func (g *goals) graphs(r Results) {
 		return a.ThroughputPerS * mapItems / b.ThroughputPerS, b.ThroughputPerS > 0
 	}
 	// The mean, as one caller's throughput has it: the P50s lie between two modes, with and without a second core to wake up.
-	more := pairedFigures(of(switched, 1), of(plain, 1), func(a, b Trial) (float64, bool) { return 1000/a.ThroughputPerS - 1000/b.ThroughputPerS, true })
+	more := pairedFigures(of(switched, 1), of(plain, 1), func(a, b Trial) (float64, bool) {
+		return 1000/a.ThroughputPerS - 1000/b.ThroughputPerS, a.ThroughputPerS > 0 && b.ThroughputPerS > 0
+	})
 	g.atMost(Graphs, 1.15, ratio, pairedRatios(of(five, 1), of(nap, 1), p50), known(of(five, 1), of(nap, 1)), "P50 of a parallel of five stages over that of one stage: 1 in flight")
 	g.atMost(Graphs, 120, latency, spreadOf(of(late, 8).Trials, p99), known(of(late, 8)), "P99 of five branches, one of which has 100 ms and takes 2 s in one request of 20: 8 in flight")
 	g.atLeast(Graphs, 0.8, ratio, pairedFigures(of(mapped, 40), of(classify, 40*mapItems), items), known(of(mapped, 40), of(classify, 40*mapItems)), "items per second of a map over those of requests with one item: 320 items in flight each")

@@ -6,7 +6,6 @@ import (
 	"math"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -52,7 +51,7 @@ func (m *Machine) matches(p *pipeline.Predicate, in parts) (_ bool, why string, 
 	if len(values) == 1 {
 		why = subject + " is " + shown(values[0])
 	} else {
-		why = strconv.Itoa(matching) + " of " + strconv.Itoa(len(values)) + " elements of " + subject + " match"
+		why = fmt.Sprintf("%d of %d elements of %s match", matching, len(values), subject)
 	}
 	if p.All {
 		return matching == len(values), why, nil

@@ -129,6 +129,7 @@ func TestMistakesInBlocks(t *testing.T) {
 		"no condition":            {"{tenant: true, equals: \"no\"}", "{tenant: true}", "switch[4].when.equals: exactly one condition"},
 		"two subjects":            {"{metadata: user, matches", "{metadata: user, part: x, matches", "switch[3].when.part: exactly one of"},
 		"a bad expression":        {"matches: \"a.*\"", "matches: \"a(\"", "switch[3].when.matches:"},
+		"an open quote":           {"matches: \"a.*\"", "matches: \"\\\\Qa\"", "switch[3].when.matches:"},
 		"an unknown reason":       {"on: [DEADLINE_EXCEEDED, RUNNER_FAILED]", "on: [TOO_SLOW]", `steps[5].try.on[0]: "TOO_SLOW" is not`},
 		"an unknown key":          {"within: 800ms", "whithin: 800ms", "whithin"},
 		"keep":                    {"    outputs: [boxes", "    keep: [a]\n    outputs: [boxes", "keep: a pipeline with blocks keeps every part"},

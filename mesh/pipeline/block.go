@@ -512,7 +512,11 @@ func (p *Predicate) validate() error {
 			return fmt.Errorf("%s: %v is not a finite number", key, *limit)
 		}
 	}
-	if _, err := regexp.Compile(p.Matches); err != nil {
+	_, err := regexp.Compile(p.Matches)
+	if err == nil {
+		_, err = regexp.Compile("^(?:" + p.Matches + ")$") // as conditions use it: \Q may lack its \E
+	}
+	if err != nil {
 		return keyed("matches", err)
 	}
 	return nil
