@@ -191,8 +191,8 @@ func TestBatchOfFrozenWorkerIsAnswered(t *testing.T) {
 		if a.took < limit || a.took > limit+slack {
 			t.Errorf("%q is answered after %s", a.text, a.took)
 		}
-		if a.worker() == fmt.Sprint(frozen.Worker) {
-			t.Errorf("%q is answered by worker %s, which was frozen", a.text, a.worker())
+		if a.response.Metadata["pid"] == fmt.Sprint(frozen.PID) { // its successor may be faster than the other worker
+			t.Errorf("%q is answered by process %d, which was frozen", a.text, frozen.PID)
 		}
 	}
 	failed := m.awaitTransition("the frozen worker fails", func(e worker.Transition) bool { return e.To == worker.Error && e.Worker == frozen.Worker })
@@ -200,7 +200,7 @@ func TestBatchOfFrozenWorkerIsAnswered(t *testing.T) {
 		t.Errorf("it fails with %v", failed.Cause)
 	}
 	back := m.awaitRestart(frozen.PID)
-	t.Logf("answered by the other after %s; replaced after %s; the limit is %s", answers[0].took, back.At.Sub(begin), limit)
+	t.Logf("answered after %s; replaced after %s; the limit is %s", answers[0].took, back.At.Sub(begin), limit)
 	if testbed.IsRunning(frozen.PID) {
 		t.Errorf("process %d is left", frozen.PID)
 	}

@@ -41,6 +41,7 @@ class Obedient(Worker):
             raise ValueError("one of them is poison")
         for i, (item, text) in enumerate(zip(batch.items, texts)):
             item.respond("worker", str(self.ctx.index))
+            item.respond("pid", str(os.getpid()))
             verb, _, rest = text.partition(" ")
             do = getattr(self, "do_" + verb, None)
             if do is not None:
