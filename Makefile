@@ -47,6 +47,8 @@ UNITS         = $(filter-out $(addprefix %,$(ALONE:.%=%)),$(shell go list $(PACK
 # leaves them to test-race.
 WORKERS      := ./test/meshtest/workers
 SLOW         := %/bench/compare %/test/librarytest %/test/meshtest %/test/meshtest/workers %/services/cli %/services/cmd/stagemesh %/internal/worker %/discovery/consul %/services/onnx %/examples/ocr %/test/modelstest
+# Those of them that mostly wait: four of their tests run at a time.
+WAITING := %/test/meshtest %/services/cli %/internal/worker %/discovery/consul
 # Packages that test-race runs without the race detector: checks of files and documents, pure computations, and
 # models in Python. Their goroutines share next to nothing that the tests of other packages do not cover.
 PLAIN := $(addprefix %/,bench/chart bench/suite examples/ocr internal/clientgen internal/graph internal/importtriton \
@@ -424,7 +426,8 @@ test-race: $(CONSUL_BIN)/.built $(ONNX_PYTHON)/.built $(MODELS_PYTHON)/.built ##
 	@status=0; $(call go_test,,$(filter-out $(SLOW),$(filter $(PLAIN),$(UNITS)))); \
 	  $(call go_test,-p 1 -timeout 20m,$(filter $(SLOW),$(filter $(PLAIN),$(UNITS)))); export $(RACE_ENV); \
 	  $(call go_test,-race,$(filter-out $(SLOW) $(PLAIN),$(UNITS))); \
-	  $(call go_test,-race -p 1 -timeout 20m,$(filter-out $(PLAIN),$(filter $(SLOW),$(UNITS)))); exit $$status
+	  $(call go_test,-race -p 1 -parallel 4,$(filter $(WAITING),$(UNITS))); \
+	  $(call go_test,-race -p 1 -timeout 20m,$(filter-out $(PLAIN) $(WAITING),$(filter $(SLOW),$(UNITS)))); exit $$status
 
 .PHONY: test-workers
 test-workers: ## Kill, freeze and mislead the worker processes of a mesh while requests flow
@@ -434,7 +437,7 @@ test-workers: ## Kill, freeze and mislead the worker processes of a mesh while r
 .PHONY: test-clients
 test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(TYPESCRIPT_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Ask a mesh with clients of other servers: tritonclient, Node, grpcurl, h2spec, schemathesis, curl; load models on MLServer
 	@echo "== test with other servers' clients"
-	@go test -vet=off -count=1 $(CLIENTS)
+	@go test -vet=off -count=1 -parallel 4 $(CLIENTS)
 
 .PHONY: test-fleet
 test-fleet: $(CONSUL_BIN)/.built ## Kill, pause and restart the processes of a mesh, and its registry, while requests flow
@@ -526,10 +529,13 @@ python-lint: $(PYTHON_ENV)/.built ## Lint sdk/python and the examples in Python,
 
 python_tests = PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(CURDIR)/sdk/python" $(PYTHON_ENV)/bin/python -W error::ResourceWarning -m unittest
 
+# What python-test begins with, because it takes longest.
+LONGEST := test_testing test_process test_client
+
 .PHONY: python-test
 python-test: $(PYTHON_ENV)/.built ## Test sdk/python, and the examples in Python with it
 	@echo "== python-test"
-	@cd sdk/python && printf 'tests.%s\n' $(basename $(notdir $(wildcard sdk/python/tests/test_*.py))) | xargs -P 2 -n 1 sh -c ' \
+	@cd sdk/python && printf 'tests.%s\n' $(LONGEST) $(filter-out $(LONGEST),$(basename $(notdir $(wildcard sdk/python/tests/test_*.py)))) | xargs -P 3 -n 1 sh -c ' \
 	  out=$$($(python_tests) --buffer --quiet "$$0" 2>&1) && echo "$$0: $$(echo "$$out" | grep ^Ran)" || { printf "%s\n" "$$0" "$$out"; exit 1; }'
 	@for folder in $(PYTHON_EXAMPLES); do \
 	    if compgen -G "$$folder/test_*.py" >/dev/null; then echo "$$folder"; (cd $$folder && $(python_tests) discover --buffer --quiet); fi; \
