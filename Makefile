@@ -47,8 +47,6 @@ UNITS         = $(filter-out $(addprefix %,$(ALONE:.%=%)),$(shell go list $(PACK
 # leaves them to test-race.
 WORKERS      := ./test/meshtest/workers
 SLOW         := %/bench/compare %/test/librarytest %/test/meshtest %/test/meshtest/workers %/services/cli %/services/cmd/stagemesh %/internal/worker %/discovery/consul %/services/onnx %/examples/ocr %/test/modelstest
-# Those of them that mostly wait: four of their tests run at a time.
-WAITING := %/test/meshtest %/services/cli %/internal/worker %/discovery/consul
 # Packages that test-race runs without the race detector: checks of files and documents, pure computations, and
 # models in Python. Their goroutines share next to nothing that the tests of other packages do not cover.
 PLAIN := $(addprefix %/,bench/chart bench/suite examples/ocr internal/clientgen internal/graph internal/importtriton \
@@ -426,8 +424,7 @@ test-race: $(CONSUL_BIN)/.built $(ONNX_PYTHON)/.built $(MODELS_PYTHON)/.built ##
 	@status=0; $(call go_test,,$(filter-out $(SLOW),$(filter $(PLAIN),$(UNITS)))); \
 	  $(call go_test,-p 1 -timeout 20m,$(filter $(SLOW),$(filter $(PLAIN),$(UNITS)))); export $(RACE_ENV); \
 	  $(call go_test,-race,$(filter-out $(SLOW) $(PLAIN),$(UNITS))); \
-	  $(call go_test,-race -p 1 -parallel 4,$(filter $(WAITING),$(UNITS))); \
-	  $(call go_test,-race -p 1 -timeout 20m,$(filter-out $(PLAIN) $(WAITING),$(filter $(SLOW),$(UNITS)))); exit $$status
+	  $(call go_test,-race -p 1 -timeout 20m,$(filter-out $(PLAIN),$(filter $(SLOW),$(UNITS)))); exit $$status
 
 .PHONY: test-workers
 test-workers: ## Kill, freeze and mislead the worker processes of a mesh while requests flow
@@ -437,7 +434,7 @@ test-workers: ## Kill, freeze and mislead the worker processes of a mesh while r
 .PHONY: test-clients
 test-clients: $(CLIENTS_PYTHON)/.built $(CLIENTS_NODE)/.built $(TYPESCRIPT_NODE)/.built $(GRPCURL_BIN)/.built $(H2SPEC_BIN)/.built ## Ask a mesh with clients of other servers: tritonclient, Node, grpcurl, h2spec, schemathesis, curl; load models on MLServer
 	@echo "== test with other servers' clients"
-	@go test -vet=off -count=1 -parallel 4 $(CLIENTS)
+	@go test -vet=off -count=1 $(CLIENTS)
 
 .PHONY: test-fleet
 test-fleet: $(CONSUL_BIN)/.built ## Kill, pause and restart the processes of a mesh, and its registry, while requests flow

@@ -26,14 +26,11 @@ func TestMain(m *testing.M) {
 	if err := errors.Join(err, os.Setenv("XDG_CONFIG_HOME", home)); err != nil {
 		panic(err)
 	}
-	goleak.VerifyTestMain(m,
-		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
-		goleak.Cleanup(func(code int) {
-			if err := errors.Join(built.Remove(), os.RemoveAll(home)); err != nil {
-				fmt.Fprintln(os.Stderr, err)
-			}
-			os.Exit(code)
-		}))
+	testbed.Tests{Parallel: 4, End: func() {
+		if err := errors.Join(built.Remove(), os.RemoveAll(home)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+	}}.Main(m, goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"))
 }
 
 const digits = "../../examples/digits"

@@ -34,8 +34,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 
 	"github.com/stagemesh/stagemesh"
@@ -56,7 +54,7 @@ import (
 	"github.com/stagemesh/stagemesh/test/meshtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testbed.Tests{Parallel: 4}.Main(m) }
 
 // testMesh ends with its test.
 type testMesh struct{ *stagemesh.Mesh }
