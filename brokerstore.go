@@ -67,8 +67,7 @@ func (s *brokerStore) storeError() error {
 // check is storeError for callers that hold mu.
 func (s *brokerStore) check() error {
 	wasFull := s.isFull
-	free, total, err := diskSpace(s.folder)
-	if err == nil {
+	if free, total, err := diskSpace(s.folder); err == nil {
 		s.free, s.total = free, total
 		needed := s.reserved()
 		if s.isFull {

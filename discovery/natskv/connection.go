@@ -56,7 +56,7 @@ type session struct {
 	// ctx ends with the session.
 	ctx context.Context
 	end context.CancelFunc
-	// files has the table's stream once it was seen.
+	// files has the streams that were seen; only the table's is on file.
 	files filestream.Seen
 }
 

@@ -164,8 +164,9 @@ func (b *Bus) ProbeStore(ctx context.Context) {
 	err := probe(storeProbeSize)
 	if err == nil {
 		b.files.Found(b.StoreProbeStream())
+		return
 	}
-	if err == nil || !errors.Is(err, ErrNoQueue) && !errors.Is(err, ErrStoreFull) && !errors.Is(err, ErrUnknown) {
+	if !errors.Is(err, ErrNoQueue) && !errors.Is(err, ErrStoreFull) && !errors.Is(err, ErrUnknown) {
 		return
 	}
 	name := b.StoreProbeStream()

@@ -35,12 +35,9 @@ func (m *Machine) matches(p *pipeline.Predicate, in parts) (_ bool, why string, 
 	if len(values) > 1 && !p.Any && !p.All {
 		return false, "", fault.InField(fault.InvalidInput, p.Part, "%s has %d elements; the condition needs any, all or index", subject, len(values))
 	}
-	var pattern *regexp.Regexp
-	if p.Matches != "" {
-		var err error
-		if pattern, err = regexp.Compile("^(?:" + p.Matches + ")$"); err != nil {
-			return false, "", fault.InField(fault.Internal, p.Part, "the condition's pattern cannot be read: %w", err)
-		}
+	pattern, err := p.Pattern()
+	if err != nil {
+		return false, "", fault.InField(fault.Internal, p.Part, "the condition's pattern cannot be read: %w", err)
 	}
 	matching := 0
 	for _, v := range values {

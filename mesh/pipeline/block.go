@@ -514,12 +514,21 @@ func (p *Predicate) validate() error {
 	}
 	_, err := regexp.Compile(p.Matches)
 	if err == nil {
-		_, err = regexp.Compile("^(?:" + p.Matches + ")$") // as conditions use it: \Q may lack its \E
+		_, err = p.Pattern() // \Q may lack its \E
 	}
 	if err != nil {
 		return keyed("matches", err)
 	}
 	return nil
+}
+
+// Pattern returns Matches as an expression for a whole text, nil without one. The error says what is
+// wrong with it; a valid predicate has none.
+func (p *Predicate) Pattern() (*regexp.Regexp, error) {
+	if p.Matches == "" {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	return regexp.Compile("^(?:" + p.Matches + ")$")
 }
 
 func (s *Split) validate() error {
