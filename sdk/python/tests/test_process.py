@@ -495,16 +495,26 @@ lifecycle.Life.connected = then_a_signal
     def test_teardown_waits_for_running_batches(self) -> None:
         source = (
             self.SLOW.replace('"go")\n', '"go")\n        time.sleep(0.2)\n        note("order", "batch")\n')
-            + '\n    def teardown(self):\n        note("order", "teardown")\nSlow.concurrency = 2\n'
+            + """
+    def teardown(self):
+        note("order", "teardown")
+Slow.concurrency = 2
+from stagemesh import lifecycle
+on_signal = lifecycle.Life._on_signal
+def noted(self, number, frame):
+    on_signal(self, number, frame)
+    note("signal")
+lifecycle.Life._on_signal = noted
+"""
         )
         with Host(source, welcome={"slots": 2}) as host:
             host.ready()
             host.predict(1)
             eventually(lambda: host.lines(host.path("entered")) == ["1"], "the batch runs")
-            os.kill(host.process.pid, signal.SIGSTOP)
+            host.sock.sendall(frame({"type": "ping", "n": 1})[:10])  # so that the worker still reads after the signal
             os.kill(host.process.pid, signal.SIGTERM)
+            eventually(lambda: host.lines(host.path("signal")) != [], "the signal is handled")
             host.sock.close()
-            os.kill(host.process.pid, signal.SIGCONT)
             open(host.path("go"), "w").close()
             self.assertEqual(host.exit_code(), 0)
             self.assertEqual(host.lines(host.path("order")), ["batch", "teardown"])
