@@ -102,17 +102,38 @@ func TestStoredResultWaitsForNoGateway(t *testing.T) {
 func TestReplyWaitsUntilTheResultIsStored(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
-	g := newGate()
-	b.host(g)
-	c := b.ask("held", durable)
-	g.ran(t)
+	running, release := make(chan struct{}, roomy), make(chan struct{})
+	b.host(batches(func(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+		running <- struct{}{}
+		select {
+		case <-release:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		pace := time.NewTicker(10 * time.Millisecond) // so that one of them finds the stream missing at any time
+		defer pace.Stop()
+		for i, item := range batch.Items {
+			if err := sink.SetOutcome(i, runner.Output(item.Inputs...)); err != nil {
+				return err
+			}
+			<-pace.C
+		}
+		return nil
+	}))
+	held := make([]*call, 32)
+	for i := range held {
+		held[i] = b.ask(fmt.Sprint("held ", i), durable)
+	}
+	testbed.Receive(t, "a batch", running)
 	if err := b.bus.JetStream().DeleteStream(t.Context(), b.bus.ResultStream()); err != nil {
 		t.Fatal(err)
 	}
-	close(g.release)
-	c.output()
-	if got := b.stored(c.env.RequestID); first(got.Parts) != "held" {
-		t.Errorf("stored %+v", got)
+	close(release)
+	for i, c := range held {
+		c.output()
+		if got := b.stored(c.env.RequestID); first(got.Parts) != fmt.Sprint("held ", i) {
+			t.Errorf("stored %+v", got)
+		}
 	}
 	b.emptiedFile()
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/stagehost/internal/item"
@@ -40,10 +41,11 @@ func (h *Host) reconcile(ctx context.Context) error {
 		case <-reconnects:
 			h.known = known{}
 		case <-h.missing:
-			h.known = known{}
 			// A broker that still removes the files would remove the successors' too.
-			wait.Reset(missingPause)
-			continue
+			if err := process.Sleep(ctx, missingPause); err != nil {
+				return err
+			}
+			h.known = known{}
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -89,6 +91,7 @@ func (h *Host) ensureOnConnection(ctx context.Context, reconnects <-chan struct{
 	case <-reconnects:
 		cancel()
 		<-ensured //nolint:errcheck // it is about the old connection
+		h.known = known{}
 		return errReconnected
 	}
 }

@@ -171,6 +171,7 @@ func (b *Bus) ProbeStore(ctx context.Context) {
 	}
 	name := b.StoreProbeStream()
 	if !errors.Is(err, ErrNoQueue) { // another gateway may be creating it
+		b.files.Found(name)
 		if err := b.js.DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
 			return
 		}

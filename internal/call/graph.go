@@ -45,7 +45,6 @@ type graphRun struct {
 	// waiting are pieces that have no place yet, running those that have, with what cancels them.
 	waiting []graph.Start
 	running map[int]context.CancelFunc
-	timers  []graph.Timer
 	// alone is a piece to run on the call's own goroutine, because nothing else runs; nil for none. It has
 	// no context of its own: cancel ends it with the whole run.
 	alone  *graph.Start
@@ -202,9 +201,8 @@ func (x *call) awaitGraph(ctx context.Context) error {
 		return x.runAlone(ctx)
 	}
 	var due <-chan time.Time
-	slices.SortFunc(g.timers, func(a, b graph.Timer) int { return a.At.Compare(b.At) })
-	if len(g.timers) > 0 {
-		timer := time.NewTimer(time.Until(g.timers[0].At))
+	if at := g.machine.Due(); !at.IsZero() {
+		timer := time.NewTimer(time.Until(at))
 		defer timer.Stop()
 		due = timer.C
 	}
@@ -214,9 +212,7 @@ func (x *call) awaitGraph(ctx context.Context) error {
 	case <-g.places:
 		x.takePlace(ctx)
 	case <-due:
-		id := g.timers[0].ID
-		g.timers = g.timers[1:]
-		x.advance(ctx, func(now time.Time) graph.Actions { return g.machine.Fired(id, now) })
+		x.advance(ctx, g.machine.Tick)
 	case <-x.pending.ready:
 		e := x.pending.next()
 		if e.fault != nil {
@@ -299,10 +295,6 @@ func (x *call) advance(ctx context.Context, happened func(now time.Time) graph.A
 		}
 		g.waiting = slices.DeleteFunc(g.waiting, func(s graph.Start) bool { return s.ID == id })
 	}
-	g.timers = append(g.timers, do.Timers...)
-	if len(do.Stop) > 0 {
-		g.timers = slices.DeleteFunc(g.timers, func(t graph.Timer) bool { return slices.Contains(do.Stop, t.ID) })
-	}
 	if len(g.waiting) == 0 {
 		g.waiting = do.Start
 	} else {
@@ -353,7 +345,7 @@ func (x *call) takePlace(ctx context.Context) {
 // startNext starts the first of the pieces that wait; it has a place.
 func (x *call) startNext(ctx context.Context) {
 	g, start := x.graph, &x.graph.waiting[0]
-	isAlone := len(g.running) == 0 && len(g.waiting) == 1 && len(g.timers) == 0 && !g.isWaiting && !x.env.StoresResult() && start.Deadline.Equal(x.env.Deadline)
+	isAlone := len(g.running) == 0 && len(g.waiting) == 1 && g.machine.Due().IsZero() && !g.isWaiting && !x.env.StoresResult() && start.Deadline.Equal(x.env.Deadline)
 	g.waiting = g.waiting[1:]
 	if g.seq != 0 {
 		g.started = append(g.started, pieceID(x.env.RequestID, start.Path))

@@ -2,9 +2,9 @@
 // comes out.
 //
 //	m := graph.New(pipeline, request)
-//	do := m.Start(now)                          // start these steps, set these timers
+//	do := m.Start(now)                          // start these steps
 //	do = m.Answered(id, outputs, now)           // of a step; or m.Failed(id, fault, now)
-//	do = m.Fired(timer, now)
+//	do = m.Tick(now)                            // at m.Due()
 //	outcome := m.Outcome()                      // nil until the request has ended
 //
 // Every step of a pipeline with blocks is an execution of its own. What a part of the graph still
@@ -61,18 +61,10 @@ type Start struct {
 	IsLast bool
 }
 
-// Timer is a timer to set.
-type Timer struct {
-	ID int
-	At time.Time
-}
-
-// Actions are what to do, in this order. Stop has timers that are not needed any more.
+// Actions are what to do, in this order.
 type Actions struct {
 	Cancel []int
 	Start  []Start
-	Timers []Timer
-	Stop   []int
 }
 
 // Status is what became of a branch.
@@ -126,7 +118,7 @@ type Machine struct {
 	lastID   int
 	// running are in the order of their start, and of their IDs.
 	running  []running
-	timers   map[int]timer
+	timers   []timer
 	do       Actions
 	hasRun   bool
 	branches []Branch
@@ -145,6 +137,7 @@ type running struct {
 	began time.Time
 }
 
+// timer ends a part of the graph at its deadline.
 type timer struct {
 	scope *scope
 	then  func()
@@ -195,11 +188,7 @@ func (m *Machine) ended(id int, outputs []payload.Part, f *fault.Fault, now time
 		if f == nil {
 			m.took[r.step] = max(m.took[r.step], now.Sub(r.began))
 		} else { // a step that fails as its block is late is late
-			for _, id := range slices.Sorted(maps.Keys(m.timers)) {
-				if !now.Before(m.timers[id].scope.deadline) {
-					m.fire(id)
-				}
-			}
+			m.endLate()
 		}
 		if !r.scope.isOver() {
 			r.then(outputs, f)
@@ -207,16 +196,29 @@ func (m *Machine) ended(id int, outputs []payload.Part, f *fault.Fault, now time
 	})
 }
 
-// Fired continues when a timer's time has come. One whose block has ended is ignored.
-func (m *Machine) Fired(id int, now time.Time) Actions {
-	return m.step(now, func() { m.fire(id) })
+// Due returns when the next part of the graph is late, the zero time for never.
+func (m *Machine) Due() (at time.Time) {
+	for i := range m.timers {
+		if d := m.timers[i].scope.deadline; at.IsZero() || d.Before(at) {
+			at = d
+		}
+	}
+	return at
 }
 
-func (m *Machine) fire(id int) {
-	t, is := m.timers[id]
-	delete(m.timers, id)
-	if is && !t.scope.isOver() {
-		t.then()
+// Tick continues without the parts of the graph that are late.
+func (m *Machine) Tick(now time.Time) Actions { return m.step(now, m.endLate) }
+
+// endLate ends what is late, outer parts before those in them.
+func (m *Machine) endLate() {
+	for {
+		i := slices.IndexFunc(m.timers, func(t timer) bool { return !m.now.Before(t.scope.deadline) })
+		if i < 0 {
+			return
+		}
+		then := m.timers[i].then
+		m.timers = slices.Delete(m.timers, i, i+1)
+		then()
 	}
 }
 
@@ -269,9 +271,9 @@ type scope struct {
 	deadline time.Time
 	// lists are the steps that have to end by the deadline.
 	lists []pipeline.List
-	// live counts the executions in it, timer is its timer's ID, 0 for none.
-	live, timer int
-	isEnded     bool
+	// live counts the executions in it.
+	live    int
+	isEnded bool
 }
 
 // child returns a scope in this one for lists of steps that last at most so long; 0 is without a limit.
@@ -343,14 +345,11 @@ func (s *scope) isOver() bool {
 	return false
 }
 
-// end cancels what still runs in the scope.
+// end cancels what still runs in the scope, and its timers.
 func (s *scope) end() {
 	s.isEnded = true
 	m := s.machine
-	if _, is := m.timers[s.timer]; is {
-		delete(m.timers, s.timer)
-		m.do.Stop = append(m.do.Stop, s.timer)
-	}
+	m.timers = slices.DeleteFunc(m.timers, func(t timer) bool { return t.scope.isOver() })
 	if s.live == 0 {
 		return
 	}
@@ -369,14 +368,7 @@ func (s *scope) setTimer(then func()) {
 	if !s.deadline.Before(s.parent.deadline) {
 		return
 	}
-	m := s.machine
-	m.lastID++
-	s.timer = m.lastID
-	if m.timers == nil {
-		m.timers = map[int]timer{}
-	}
-	m.timers[m.lastID] = timer{s, then}
-	m.do.Timers = append(m.do.Timers, Timer{m.lastID, s.deadline})
+	s.machine.timers = append(s.machine.timers, timer{s, then})
 }
 
 // parts are what a step can read.

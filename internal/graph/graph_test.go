@@ -43,7 +43,6 @@ type world struct {
 	m       *graph.Machine
 	now     time.Time
 	running map[int]graph.Start
-	timers  map[int]time.Time
 	// paths are all that have been started.
 	paths []string
 }
@@ -61,7 +60,7 @@ func worldOf(t testing.TB, p *pipeline.Pipeline, r graph.Request) *world {
 	if err := p.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, now: begin, running: map[int]graph.Start{}, timers: map[int]time.Time{}}
+	w := &world{t: t, now: begin, running: map[int]graph.Start{}}
 	r.ID, r.Deadline, r.Spec, r.Parameters = "0190b0c0-0000-7000-8000-000000000001", begin.Add(time.Minute), unknown, payload.Parameters{"id": payload.Int64(1 << 53)}
 	if r.StepDuration == nil {
 		r.StepDuration = unknownDuration
@@ -89,14 +88,8 @@ func (w *world) apply(do graph.Actions) {
 		w.running[s.ID] = s
 		w.paths = append(w.paths, s.Path)
 	}
-	for _, timer := range do.Timers {
-		w.timers[timer.ID] = timer.At
-	}
-	for _, id := range do.Stop {
-		if _, is := w.timers[id]; !is {
-			w.t.Fatalf("timer %d is stopped, and is not set", id)
-		}
-		delete(w.timers, id)
+	if w.m.Outcome() != nil && !w.m.Due().IsZero() {
+		w.t.Fatal("the request has ended, and a part of it is due")
 	}
 	if w.m.Outcome() != nil && len(w.running) > 0 {
 		w.t.Fatalf("the request has ended, and %d steps still run", len(w.running))
@@ -134,11 +127,11 @@ func (w *world) fail(path string, r fault.Reason) {
 func (w *world) pass(d time.Duration) {
 	w.t.Helper()
 	w.now = w.now.Add(d)
-	for _, id := range slices.Sorted(maps.Keys(w.timers)) {
-		if at := w.timers[id]; !at.After(w.now) {
-			delete(w.timers, id)
-			w.apply(w.m.Fired(id, w.now))
-		}
+	if at := w.m.Due(); !at.IsZero() && !at.After(w.now) {
+		w.apply(w.m.Tick(w.now))
+	}
+	if at := w.m.Due(); !at.IsZero() && !at.After(w.now) {
+		w.t.Fatalf("due at %s, after a tick at %s", at, w.now)
 	}
 }
 
@@ -281,6 +274,20 @@ func TestParallelJoins(t *testing.T) {
 		w.now = begin.Add(time.Second)
 		w.fail("both/r/m[0]/b", fault.DeadlineExceeded)
 		w.check("[la y]")
+	})
+	t.Run("it fails as its branch and the block are late", func(t *testing.T) {
+		t.Parallel()
+		p := twoBranches(func(b *pipeline.Parallel) {
+			b.Within = 35 * time.Second
+			branch(b, "r", func(r *pipeline.Branch) { r.Optional = true })
+		})
+		p.Steps = append(p.Steps, stage("c"))
+		w := worldOf(t, p, graph.Request{Inputs: []payload.Part{x}, StepDuration: func(pipeline.StepName) time.Duration { return 20 * time.Second }})
+		w.answer("both/l/a", vector("la", 1))
+		w.now = begin.Add(40 * time.Second)
+		w.fail("both/r/b", fault.RunnerFailed)
+		w.answer("c", vector("y", 1))
+		w.check("[y]")
 	})
 	t.Run("a part twice", func(t *testing.T) {
 		t.Parallel()
@@ -594,7 +601,10 @@ func TestEveryScheduleEnds(t *testing.T) {
 		if !p.HasBlocks() {
 			continue
 		}
-		w := newWorld(t, p, vector("x", 1, 2, 3))
+		w := worldOf(t, p, graph.Request{
+			Inputs:       []payload.Part{vector("x", 1, 2, 3)},
+			StepDuration: func(pipeline.StepName) time.Duration { return time.Duration(seed%3) * 10 * time.Second },
+		})
 		late := map[int]bool{}
 		for events := 0; w.m.Outcome() == nil; events++ {
 			if events > 10_000 {
@@ -605,6 +615,9 @@ func TestEveryScheduleEnds(t *testing.T) {
 			late[s.ID] = true
 			switch random.IntN(6) {
 			case 0:
+				if random.IntN(2) == 0 { // timers are late
+					w.now = w.now.Add(time.Second)
+				}
 				reasons := []fault.Reason{fault.RunnerFailed, fault.NoCapacity, fault.DeadlineExceeded}
 				w.fail(s.Path, reasons[random.IntN(len(reasons))])
 			case 1:

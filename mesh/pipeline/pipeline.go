@@ -126,7 +126,12 @@ func (p Pipeline) validate() error {
 	case !hasBlocks && len(p.Outputs) > 0:
 		return errors.New("outputs: is for pipelines with blocks; others answer with the outputs of their last step")
 	}
-	return (&blocks{names: make(map[StepName]bool, len(p.Steps))}).checkSteps(p.Steps, 0, 1)
+	b := &blocks{names: make(map[StepName]bool, len(p.Steps))}
+	err := b.checkSteps(p.Steps, 0, 1)
+	if err == nil && b.stages == 0 {
+		err = errors.New("steps: none of them has a stage; at least one is required")
+	}
+	return err
 }
 
 // validateKeep checks that the kept parts fit beside the others.

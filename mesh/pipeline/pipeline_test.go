@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -54,14 +55,22 @@ func TestBadPipelineIsRejectedByKey(t *testing.T) {
 		"a name with an edge":         {func(p *pipeline.Pipeline) { p.Name = "_epoch" }, `pipeline name "_epoch"`},
 		"an implicit one of no stage": {func(p *pipeline.Pipeline) { p.Name = "stage:" }, `stage name ""`},
 		"no steps":                    {func(p *pipeline.Pipeline) { p.Steps = nil }, "pipeline digits: steps: a pipeline has at least one"},
-		"too many steps":              {func(p *pipeline.Pipeline) { p.Steps = steps(pipeline.MaxSteps + 1) }, "pipeline digits: steps: 65, at most 64"},
-		"a negative timeout":          {func(p *pipeline.Pipeline) { p.Timeout = -1 }, "pipeline digits: timeout: -1ns is negative"},
-		"no such durability":          {func(p *pipeline.Pipeline) { p.Durability = "disk" }, `pipeline digits: durability "disk": use memory or file`},
-		"two steps of a name":         {func(p *pipeline.Pipeline) { p.Steps[2].Name = "decode" }, "pipeline digits: steps[2]: a step named decode is there already"},
-		"a step without name":         {func(p *pipeline.Pipeline) { p.Steps[1].Name = "" }, `pipeline digits: steps[1]: step name ""`},
-		"a step without stage":        {func(p *pipeline.Pipeline) { p.Steps[1].Stage = "" }, `pipeline digits: steps[1]: stage name ""`},
-		"a part kept twice":           {func(p *pipeline.Pipeline) { p.Keep = []string{"image", "x", "image"} }, `pipeline digits: keep: "image" is there twice`},
-		"more kept than may travel":   {func(p *pipeline.Pipeline) { p.Keep = manyNames(payload.MaxParts + 1) }, "pipeline digits: keep: 257 names"},
+		"no stage": {
+			func(p *pipeline.Pipeline) {
+				p.Keep = nil
+				p.Steps = []pipeline.Step{{Name: "s", Block: pipeline.Block{Switch: []pipeline.Case{
+					{When: &pipeline.Predicate{Part: "x", Exists: new(bool)}, Fail: &pipeline.Failure{Reason: fault.InvalidInput, Message: "m"}}, {Else: []pipeline.Step{}},
+				}}}}
+			}, "pipeline digits: steps: none of them has a stage",
+		},
+		"too many steps":            {func(p *pipeline.Pipeline) { p.Steps = steps(pipeline.MaxSteps + 1) }, "pipeline digits: steps: 65, at most 64"},
+		"a negative timeout":        {func(p *pipeline.Pipeline) { p.Timeout = -1 }, "pipeline digits: timeout: -1ns is negative"},
+		"no such durability":        {func(p *pipeline.Pipeline) { p.Durability = "disk" }, `pipeline digits: durability "disk": use memory or file`},
+		"two steps of a name":       {func(p *pipeline.Pipeline) { p.Steps[2].Name = "decode" }, "pipeline digits: steps[2]: a step named decode is there already"},
+		"a step without name":       {func(p *pipeline.Pipeline) { p.Steps[1].Name = "" }, `pipeline digits: steps[1]: step name ""`},
+		"a step without stage":      {func(p *pipeline.Pipeline) { p.Steps[1].Stage = "" }, `pipeline digits: steps[1]: stage name ""`},
+		"a part kept twice":         {func(p *pipeline.Pipeline) { p.Keep = []string{"image", "x", "image"} }, `pipeline digits: keep: "image" is there twice`},
+		"more kept than may travel": {func(p *pipeline.Pipeline) { p.Keep = manyNames(payload.MaxParts + 1) }, "pipeline digits: keep: 257 names"},
 		"a kept name no part can have": {
 			func(p *pipeline.Pipeline) { p.Keep = []string{strings.Repeat("n", payload.MaxName+1)} }, "pipeline digits: keep: [0]: a name",
 		},

@@ -233,13 +233,13 @@ const (
 // errSilent is returned when a port accepts a request and does not answer.
 var errSilent = fmt.Errorf("no answer within %s", answerTime)
 
-// limitWait bounds the wait for each answer, except for inference requests, results and jobs,
-// which have timeouts of their own.
+// limitWait bounds the wait for each answer, except for calls that take as long as what they wait for.
 func limitWait(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
 		switch r.Spec().Procedure {
 		case inferencev1connect.InferenceServiceInferProcedure, inferencev1connect.InferenceServiceGetResultProcedure,
-			inferencev1connect.JobServiceGetJobProcedure:
+			inferencev1connect.JobServiceGetJobProcedure, inferencev1connect.JobServiceSubmitJobsProcedure,
+			adminv1connect.ModelServiceEnsureLoadedProcedure, adminv1connect.ModelServiceSetAliasProcedure:
 			return next(ctx, r)
 		}
 		within, cancel := context.WithTimeoutCause(ctx, answerTime, errSilent)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -71,7 +72,7 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 	jobs := func(yield func(*inferencev1.SubmitJobRequest, error) bool) {
 		from := bufio.NewReaderSize(transport.StallReader(w, r, h.settings), lineBuffer)
 		for number := 1; ; number++ {
-			data, err := readLine(from, h.settings.MaxMessageBytes)
+			data, err := readLine(from, h.settings.MaxMessageBytes, func() { transport.ReleaseBody(r) })
 			isLong, isEOF := errors.Is(err, errLongLine), errors.Is(err, io.EOF)
 			if len(data) == 0 && isEOF {
 				return
@@ -113,6 +114,9 @@ func (h *jobsHandler) submitLines(w http.ResponseWriter, r *http.Request, templa
 	case err != nil && len(unanswered) > 0:
 		_ = answer(failedLine(unanswered[0].number, err))
 	}
+	if err != nil { // net/http would read the rest
+		_ = http.NewResponseController(w).SetReadDeadline(time.Unix(0, 0))
+	}
 	_, _ = w.Write(answers) // a failed write is not an error: the caller has disconnected
 	return nil
 }
@@ -149,8 +153,9 @@ const (
 var errLongLine = errors.New("the line is too long")
 
 // readLine returns the next line without its end and the spaces around it, or errLongLine if it
-// is longer than limit. The last line may come with io.EOF.
-func readLine(from *bufio.Reader, limit int) (line []byte, err error) {
+// is longer than limit. It calls release for what it does not keep of such a line. The last line may come
+// with io.EOF.
+func readLine(from *bufio.Reader, limit int, release func()) (line []byte, err error) {
 	for {
 		part, err := from.ReadSlice('\n')
 		isLong := len(line)+len(part) > limit
@@ -161,6 +166,7 @@ func readLine(from *bufio.Reader, limit int) (line []byte, err error) {
 		case errors.Is(err, bufio.ErrBufferFull) && !isLong:
 		case errors.Is(err, bufio.ErrBufferFull):
 			line, limit = nil, -1
+			release()
 		case isLong && (err == nil || errors.Is(err, io.EOF)):
 			return nil, errLongLine
 		default:

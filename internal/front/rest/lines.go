@@ -255,5 +255,5 @@ func (b *lineBody) next(limit int) ([]byte, error) {
 	if b.isBetween = b.lines.Buffered() == 0; b.isBetween || b.inLine == nil {
 		b.inLine = b.stall()
 	}
-	return readLine(b.lines, limit)
+	return readLine(b.lines, limit, b.release)
 }

@@ -842,10 +842,27 @@ class JobsTest(ClientTest):
         )
 
 
+class PlacesTest(ClientTest):
+    def test_streams_that_were_left_give_their_places_back(self) -> None:
+        mesh = self.mesh(self.gateway(events(chunk("a", 1), then="wait")), connections=1, timeout=10)
+        for _ in range(3):
+            for _ in mesh.stream("p", x=1):
+                break
+
+    def test_request_that_waits_for_a_connection_is_cancelled(self) -> None:
+        mesh = self.mesh(self.gateway(events(chunk("a", 1), then="wait")), connections=1)
+        with mesh.stream("p", x=1):
+            pending = mesh.start("p", x=1)
+            pending.cancel()
+            self.fails(client.Cancelled, pending.result)
+            fault = self.fails(client.DeadlineExceeded, mesh.with_options(timeout=0.05).infer, "p", x=1)
+            self.assertIn("all 1 connections are in use", str(fault))
+
+
 class AsyncTest(ClientTest):
-    def run_async(self, gateway: Gateway, use: Any) -> Any:
+    def run_async(self, gateway: Gateway, use: Any, **settings: Any) -> Any:
         async def whole() -> Any:
-            async with AsyncMesh(gateway.url) as mesh:
+            async with AsyncMesh(gateway.url, **settings) as mesh:
                 return await use(mesh)
 
         return asyncio.run(whole())
@@ -874,6 +891,39 @@ class AsyncTest(ClientTest):
         self.assertEqual(
             self.run_async(self.gateway(events(chunk("a", 1), chunk("b", 2), done("ab"))), use), (["a", "b"], "ab")
         )
+
+    def test_more_streams_than_connections_take_turns(self) -> None:
+        async def use(mesh: AsyncMesh) -> Any:
+            async def words() -> List[str]:
+                async with mesh.stream("p", x=1) as stream:
+                    return [c["text"] async for c in stream]
+
+            return await asyncio.gather(*(words() for _ in range(8)))
+
+        gateway = self.gateway(events(chunk("a", 1), chunk("b", 2), done("ab")))
+        self.assertEqual(self.run_async(gateway, use, connections=2, timeout=10), [["a", "b"]] * 8)
+
+    def test_call_that_waits_for_a_connection_is_cancelled(self) -> None:
+        gateway = self.gateway(events(chunk("a", 1), then="wait"))
+
+        async def use(mesh: AsyncMesh) -> None:
+            async with mesh.stream("p", x=1) as stream:
+                await stream.__anext__()
+                with self.assertRaises(asyncio.TimeoutError):
+                    await asyncio.wait_for(mesh.infer("p", x=1), 0.05)
+                with self.assertRaisesRegex(client.DeadlineExceeded, "all 1 connections are in use"):
+                    await mesh.with_options(timeout=0.05).infer("p", x=1)
+
+        self.run_async(gateway, use, connections=1)
+        self.assertEqual(len(gateway.asked), 1)
+
+    def test_streams_that_were_left_give_their_places_back(self) -> None:
+        async def use(mesh: AsyncMesh) -> None:
+            for _ in range(3):
+                async for _ in mesh.stream("p", x=1):
+                    break
+
+        self.run_async(self.gateway(events(chunk("a", 1), then="wait")), use, connections=1, timeout=10)
 
     def test_cancelled_task_ends_its_request(self) -> None:
         gateway = self.gateway(stall)

@@ -173,8 +173,10 @@ export class Jobs {
     options: Waiting & { readonly ended?: boolean; readonly after?: number; readonly limit?: number } = {},
   ): Promise<{ jobs: Job[]; next: number }> {
     const { ended = false, after = 0, limit = 50, waitMs = 0, ...rest } = options;
-    const request = { queue, ended, after: BigInt(after), limit, wait: durationOf(waitMs) };
-    const settled = waitMs > 0 ? { ...rest, timeoutMs: waitMs + SLACK_MS } : rest;
+    const isWaiting = waitMs > 0;
+    const wait = isWaiting ? { wait: durationOf(waitMs) } : {};
+    const request = { queue, ended, after: BigInt(after), limit, ...wait };
+    const settled = isWaiting ? { ...rest, timeoutMs: waitMs + SLACK_MS } : rest;
     const { jobs, next } = await this.call(settled, (one) => this.client.listJobs(request, one));
     return { jobs: jobs.map((one) => new Job(one)), next: Number(next) };
   }

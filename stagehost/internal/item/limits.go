@@ -38,7 +38,7 @@ const (
 	// failingShare bounds the items that wait for one destination that does not take
 	// them, so that it does not hold up all others: one in four.
 	failingShare = 4
-	// returnMin and returnMax are the delays until a durable item beyond that share is
+	// returnMin and returnMax are the first delays until a durable item beyond that share is
 	// redelivered; they double.
 	returnMin = time.Second
 	returnMax = 30 * time.Second

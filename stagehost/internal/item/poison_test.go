@@ -134,3 +134,18 @@ func TestPanickingCheckFailsItsItem(t *testing.T) {
 		return err == nil && got.Reply.Fault != nil && got.Reply.Fault.Reason == fault.Internal
 	})
 }
+
+func TestReturnsAloneExhaustNoDeliveries(t *testing.T) {
+	t.Parallel()
+	for _, whole := range []time.Duration{time.Second, 10 * time.Minute, time.Hour, 24 * time.Hour} {
+		deliveries := 1
+		for left := whole; ; deliveries++ {
+			if left -= returnDelay(deliveries, left); left <= 0 {
+				break
+			}
+		}
+		if deliveries >= maxDeliveries {
+			t.Errorf("%d deliveries within %s; %d are exhausted", deliveries, whole, maxDeliveries)
+		}
+	}
+}

@@ -473,9 +473,20 @@ func (it *Item) mayReturn(err error) bool {
 	return isFullOrMissing && !it.noQueue && it.failing == "" && (it.mayRunAgain() || it.env.StoresResult())
 }
 
+// returnDelay returns how long an item that is given back waits for its next delivery. After half of the
+// allowed deliveries the others are spread over the time to the deadline: a host that starts later does
+// not know which deliveries were given back.
+func returnDelay(deliveries int, remaining time.Duration) time.Duration {
+	delay := backoff(deliveries-1, returnMin, returnMax)
+	if deliveries > maxDeliveries/2 {
+		delay = max(delay, remaining/time.Duration(max(1, maxDeliveries-deliveries)))
+	}
+	return delay
+}
+
 // giveBack has the item redelivered later. That makes it no suspect.
 func (l *Loop) giveBack(it *Item) {
-	delay := backoff(it.delivery.Deliveries-1, returnMin, returnMax)
+	delay := returnDelay(it.delivery.Deliveries, time.Until(it.env.Deadline))
 	it.span().AddEvent("returned")
 	l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, queued, sending)
 }

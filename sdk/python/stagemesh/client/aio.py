@@ -7,12 +7,15 @@ durable nor has a key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import (
     Any,
     AsyncIterator,
     Callable,
+    Deque,
     Generic,
     Iterable,
     Iterator,
@@ -26,11 +29,49 @@ from typing import (
 
 from .calls import Job, JobEvent
 from .mesh import Mesh, Outcome
-from .transport import Interrupt
+from .transport import Interrupt, all_in_use
 from .values import Answer, Chunk
 
 T = TypeVar("T")
 _END: Any = object()
+
+
+class _Places:
+    """The places of calls, one for each thread, so that no call waits for a thread that waits for a call."""
+
+    def __init__(self, count: int) -> None:
+        self._count = self._free = count
+        self._waiting: Deque[asyncio.Future[None]] = deque()
+
+    async def take(self, timeout: Optional[float]) -> None:
+        """Waits for a place; raises DeadlineExceeded."""
+        if self._free > 0:
+            self._free -= 1
+            return
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        try:
+            await asyncio.wait([place], timeout=timeout)
+        except asyncio.CancelledError:
+            if not self._leave(place):
+                self.give()
+            raise
+        if self._leave(place):
+            raise all_in_use(self._count)
+
+    def _leave(self, place: asyncio.Future[None]) -> bool:
+        """Waits no more, and reports whether the place is still missing."""
+        missing = place.cancel()
+        if missing:
+            self._waiting.remove(place)
+        return missing
+
+    def give(self) -> None:
+        """Gives a place back."""
+        if self._waiting:
+            self._waiting.popleft().set_result(None)
+        else:
+            self._free += 1
 
 
 class AsyncMesh:
@@ -38,7 +79,9 @@ class AsyncMesh:
 
     def __init__(self, url: str, **settings: Any) -> None:
         self._mesh = Mesh(url, **settings)
-        self._threads = ThreadPoolExecutor(settings.get("connections", 64), "stagemesh-async")
+        connections = settings.get("connections", 64)
+        self._threads = ThreadPoolExecutor(connections, "stagemesh-async")
+        self._places = _Places(connections)
 
     def with_options(self, **options: Any) -> AsyncMesh:
         """Returns the same mesh with other options of calls."""
@@ -69,7 +112,19 @@ class AsyncMesh:
         """Calls a function with the mesh in a thread."""
         interrupt = Interrupt()
         mesh = self._mesh.bind(interrupt)
-        return await self.run(interrupt, lambda: function(mesh))
+        await self.enter()
+        try:
+            return await self.run(interrupt, lambda: function(mesh))
+        finally:
+            self.leave()
+
+    async def enter(self) -> None:
+        """Waits for the place of a call, as long as a call may take; raises DeadlineExceeded."""
+        await self._places.take(self._mesh.options.timeout)
+
+    def leave(self) -> None:
+        """Gives the place of a call back."""
+        self._places.give()
 
     async def run(self, interrupt: Interrupt, function: Callable[[], T]) -> T:
         """Runs a function in a thread, which the interrupt ends."""
@@ -116,16 +171,31 @@ class AsyncIteration(AsyncIterator[T], Generic[T]):
     def __init__(self, mesh: AsyncMesh, begin: Callable[[Mesh], Iterator[T]]) -> None:
         self._mesh, self._begin, self._interrupt = mesh, begin, Interrupt()
         self._iterator: Any = None
+        self._loop: Optional[asyncio.AbstractEventLoop] = None  # while it has a place
 
     async def __anext__(self) -> T:
+        if self._iterator is None and self._loop is None:
+            await self._mesh.enter()
+            self._loop = asyncio.get_running_loop()
         try:
             value = await self._mesh.run(self._interrupt, self._next)
-        except asyncio.CancelledError:
+        except BaseException:
             await self.close()
             raise
         if value is _END:
+            self._leave()
             raise StopAsyncIteration
         return value
+
+    def _leave(self) -> None:
+        if self._loop is not None:
+            self._loop = None
+            self._mesh.leave()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # such as that of a loop that is closed
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._mesh.leave)
 
     def _next(self) -> T:
         if self._iterator is None:
@@ -135,8 +205,11 @@ class AsyncIteration(AsyncIterator[T], Generic[T]):
 
     async def close(self) -> None:
         """Ends the call, if it has not ended."""
-        if self._iterator is not None:
-            await self._mesh.run(self._interrupt, self._iterator.close)
+        try:
+            if self._iterator is not None:
+                await self._mesh.run(self._interrupt, self._iterator.close)
+        finally:
+            self._leave()
 
     async def __aenter__(self) -> Any:
         return self

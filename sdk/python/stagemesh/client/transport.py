@@ -15,7 +15,8 @@ import socket
 import ssl
 import threading
 import time
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Set, Union
+from collections import deque
+from typing import Any, Deque, Iterator, List, Mapping, NamedTuple, Optional, Set, Union
 from urllib.parse import urlsplit
 
 from .calls import Plan
@@ -24,6 +25,7 @@ from .faults import Cancelled, DeadlineExceeded, Disconnected, disconnected, inv
 # The longest wait for a connection, and for the next bytes of a stream: a gateway sends some every 15 s.
 CONNECT_TIMEOUT, IDLE_TIMEOUT = 10.0, 60.0
 _PIECE = 1 << 16
+_LOOK = 0.1  # how often a call that waits for a connection looks whether it was cancelled, in seconds
 _FAULT_BYTES = 1 << 20  # the longest body of a failure that is read
 
 
@@ -117,6 +119,11 @@ class Clock:
         return DeadlineExceeded(f"no answer within {self._seconds:.3g} s", reason="DEADLINE_EXCEEDED")
 
 
+def all_in_use(connections: int) -> DeadlineExceeded:
+    """Returns the fault of a call that has got no connection in time."""
+    return DeadlineExceeded(f"all {connections} connections are in use", reason="DEADLINE_EXCEEDED")
+
+
 class Transport:
     """Exchanges requests for answers."""
 
@@ -126,9 +133,11 @@ class Transport:
         self._lock = threading.Lock()
         self._idle: List[http.client.HTTPConnection] = []
         self._closed = False
+        self.dropped: Deque[_Exchange] = deque()  # whose readers have gone, and whose places are still taken
 
     def close(self) -> None:
         """Closes idle connections; those in use close after their exchange."""
+        self._end_dropped()
         with self._lock:
             self._closed, idle, self._idle = True, self._idle, []
         for connection in idle:
@@ -136,11 +145,8 @@ class Transport:
 
     def send(self, plan: Plan, timeout: Optional[float], interrupt: Interrupt) -> Reply:
         """Makes an exchange; raises Disconnected, DeadlineExceeded, InvalidAnswer or Cancelled."""
-        interrupt.check()
         clock = Clock(timeout)
-        if not self._room.acquire(timeout=clock.left()):
-            what = f"all {self.endpoint.connections} connections are in use"
-            raise DeadlineExceeded(what, reason="DEADLINE_EXCEEDED")
+        self._enter(clock, interrupt)
         exchange = _Exchange(self, interrupt, clock)
         try:
             reply = exchange.begin(plan)
@@ -152,6 +158,23 @@ class Transport:
         except BaseException:
             exchange.end(whole=False)
             raise
+
+    def _enter(self, clock: Clock, interrupt: Interrupt) -> None:
+        """Waits for the place of an exchange."""
+        entered = False
+        while not entered:
+            interrupt.check()
+            self._end_dropped()
+            try:
+                wait = clock.left(_LOOK)
+            except DeadlineExceeded:
+                raise all_in_use(self.endpoint.connections) from None
+            entered = self._room.acquire(timeout=wait)
+
+    def _end_dropped(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self.dropped.popleft().end(whole=False)
 
     def take(self, clock: Clock) -> http.client.HTTPConnection:
         """Returns a connection on which nothing has come, or a new one."""
@@ -294,6 +317,17 @@ class _Exchange:
             self._socket.settimeout(self._clock.left(IDLE_TIMEOUT))
             piece: bytes = self._response.read1(_PIECE)
         return piece
+
+    def __del__(self) -> None:
+        """Ends the request of a stream whose reader has gone.
+
+        The garbage collector may run while this thread holds a lock of the transport, so the next
+        exchange gives the place back.
+        """
+        with contextlib.suppress(Exception):
+            if not self._ended:
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+                self._transport.dropped.append(self)
 
     def close(self) -> None:
         """Ends a stream, and its request with it, if that is not over."""
