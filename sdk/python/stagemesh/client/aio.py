@@ -52,7 +52,7 @@ class _Places:
         self._waiting.append(place)
         try:
             await asyncio.wait([place], timeout=timeout)
-        except asyncio.CancelledError:
+        except BaseException:
             if not self._leave(place):
                 self.give()
             raise
@@ -179,7 +179,7 @@ class AsyncIteration(AsyncIterator[T], Generic[T]):
             self._loop = asyncio.get_running_loop()
         try:
             value = await self._mesh.run(self._interrupt, self._next)
-        except BaseException:
+        except (Exception, asyncio.CancelledError):  # in others, such as GeneratorExit, nothing may be awaited
             await self.close()
             raise
         if value is _END:

@@ -254,6 +254,7 @@ test("jobs", async () => {
   assert.equal((await mesh.jobs.get(job)).details.attributes.team, "a");
   assert.equal((await mesh.jobs.explain(job)).place.hold, "ended");
   assert.equal((await mesh.jobs.cancel(job)).state, "succeeded");
+  assert.ok(Array.isArray((await mesh.jobs.list("nightly")).jobs));
   const { jobs, next } = await mesh.jobs.list("nightly", { ended: true, limit: 100 });
   assert.ok(jobs.some((one) => one.id === job.id) && Number.isInteger(next));
   const again = mesh.withOptions({ idempotencyKey: newKey() });
