@@ -84,8 +84,9 @@ const (
 	scalePoll = 2 * time.Second
 	// activatingPoll is that age where requests wait for the first host of a stage.
 	activatingPoll = 200 * time.Millisecond
-	// scaleTimeout bounds a poll.
+	// scaleTimeout bounds a poll, stageTimeout what is asked of one stage.
 	scaleTimeout = 5 * time.Second
+	stageTimeout = time.Second
 	// maxScaled bounds the pairs of stage and target, scaledAge how long one is followed that
 	// somebody has asked for.
 	maxScaled = 1024
@@ -275,7 +276,8 @@ func (s *scaler) status(stage pipeline.StageName) *adminv1.HostsWanted {
 	return &adminv1.HostsWanted{Hosts: uint32(d.Wanted), Reason: d.Reason, DecidedAt: timestamppb.New(d.At), Activating: uint32(d.Waiting)}
 }
 
-// poll reads the decisions, and makes those anew that are of that age.
+// poll reads the decisions, and makes those anew that are of that age. An error is that of the first stage that
+// has one; others have their decisions.
 func (s *scaler) poll(ctx context.Context, keys []scaled, age time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, scaleTimeout)
 	defer cancel()
@@ -285,11 +287,18 @@ func (s *scaler) poll(ctx context.Context, keys []scaled, age time.Duration) err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	var first error
+	note := func(of scaled, err error) {
+		if first == nil && err != nil {
+			first = fmt.Errorf("stage %s: %w", of.stage, err)
+		}
+	}
 	states, due := map[scaled]storedState{}, map[pipeline.StageName]bool{}
 	for _, key := range keys {
 		state, err := s.read(ctx, key)
 		if err != nil {
-			return err
+			note(key, err)
+			continue
 		}
 		states[key] = state
 		if time.Since(state.At) >= age {
@@ -305,8 +314,13 @@ func (s *scaler) poll(ctx context.Context, keys []scaled, age time.Duration) err
 			if !due[key.stage] {
 				continue
 			}
-			if states[key], err = s.decide(ctx, key, state, seen[key.stage]); err != nil {
-				return err
+			err := seen[key.stage].err
+			if err == nil {
+				states[key], err = s.decide(ctx, key, state, seen[key.stage].finish())
+			}
+			if err != nil {
+				note(key, err)
+				delete(states, key)
 			}
 		}
 	}
@@ -317,7 +331,7 @@ func (s *scaler) poll(ctx context.Context, keys []scaled, age time.Duration) err
 	}
 	close(s.changed)
 	s.changed = make(chan struct{})
-	return nil
+	return first
 }
 
 // storedState is a decision with its number on the broker.
@@ -352,7 +366,7 @@ func (s *scaler) decide(ctx context.Context, key scaled, before storedState, see
 }
 
 // observe asks hosts, gateways and the broker about stages.
-func (s *scaler) observe(ctx context.Context, stages map[pipeline.StageName]bool) (map[pipeline.StageName]scale.Observation, error) {
+func (s *scaler) observe(ctx context.Context, stages map[pipeline.StageName]bool) (map[pipeline.StageName]*observed, error) {
 	answers, err := s.gateway.bus.ListDemand(ctx)
 	if err != nil {
 		return nil, err
@@ -384,20 +398,19 @@ func (s *scaler) observe(ctx context.Context, stages map[pipeline.StageName]bool
 	}
 	var queries errgroup.Group
 	queries.SetLimit(maxStageQueries)
-	out := map[pipeline.StageName]scale.Observation{}
 	for stage := range stages {
-		queries.Go(func() error { return s.addQueues(ctx, stage, seen[stage]) })
+		queries.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, stageTimeout)
+			defer cancel()
+			seen[stage].err = s.addQueues(ctx, stage, seen[stage])
+			return nil
+		})
 	}
-	if err := queries.Wait(); err != nil {
-		return nil, err
-	}
-	for stage := range stages {
-		out[stage] = seen[stage].finish()
-	}
+	_ = queries.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.served = served
-	return out, nil
+	return seen, nil
 }
 
 // observed is an observation that is being made.
@@ -410,6 +423,7 @@ type observed struct {
 	start, perRow time.Duration
 	// own are the hosts that have queues of their own.
 	own []pipeline.HostID
+	err error // the first of its queues
 }
 
 func (o *observed) addHost(a *meshv1.DemandAnswer) {

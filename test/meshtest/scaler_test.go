@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -24,11 +26,14 @@ import (
 	"github.com/stagemesh/stagemesh/internal/batch"
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/request"
+	"github.com/stagemesh/stagemesh/internal/scale"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 	"github.com/stagemesh/stagemesh/proto/gen/go/externalscaler"
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
+	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/stagehost"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -112,6 +117,44 @@ func TestEveryGatewayWantsTheSameHosts(t *testing.T) {
 	cancel()
 	for _, call := range calls {
 		await(t, call)
+	}
+}
+
+func TestQueueThatDoesNotAnswerHasNoEffectOnOtherStages(t *testing.T) {
+	t.Parallel()
+	silent := "$JS.API.STREAM.INFO." + bus.SubjectsOf(meshtest.Mesh).Stream("silent", pipeline.Memory)
+	bed := meshtest.New(t, func(o *server.Options) {
+		o.NoAuthUser = "parts"
+		o.Users = []*server.User{{Username: "all"}, {Username: o.NoAuthUser, Permissions: &server.Permissions{Publish: &server.SubjectPermission{Allow: []string{">"}, Deny: []string{silent}}}}}
+	})
+	bed.Host("echo", each(func(_ context.Context, item runner.Item) ([]payload.Part, error) { return item.Inputs, nil }))
+	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("p", "echo")}, scaling(), withAdmin, func(s *gateway.Settings) { s.Bounds = map[pipeline.StageName]scale.Bounds{"silent": {Min: 2}} })
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	admin := adminv1connect.NewMeshServiceClient(&http.Client{Transport: transport}, g.AdminURL())
+	decided := func() map[string]time.Time {
+		out := map[string]time.Time{}
+		stages, err := admin.ListStages(t.Context(), connect.NewRequest(&adminv1.ListStagesRequest{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range stages.Msg.GetStages() {
+			if h := s.GetHostsWanted(); h != nil {
+				out[s.GetStage()] = h.GetDecidedAt().AsTime()
+			}
+		}
+		return out
+	}
+	var first time.Time
+	testbed.Eventually(t, "hosts of the other stage are decided on twice", func() bool {
+		at := decided()["echo"]
+		if first.IsZero() {
+			first = at
+		}
+		return at.After(first)
+	})
+	if at, ok := decided()["silent"]; ok {
+		t.Errorf("at %s hosts were decided on of a stage whose queue is not known", at)
 	}
 }
 
