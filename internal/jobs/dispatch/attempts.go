@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"slices"
 	"time"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -104,13 +103,6 @@ func pauseOf(k int) time.Duration {
 	return min(longestPause, firstPause<<(k-1))
 }
 
-func medianOf(took []time.Duration) time.Duration {
-	if len(took) == 0 {
-		return 0
-	}
-	return slices.Sorted(slices.Values(took))[len(took)/2]
-}
-
 // breaker closes a pool whose target fails for every job, but for one probe after pauses that double.
 type breaker struct {
 	disabled bool // true where each job has a target of its own
@@ -126,12 +118,13 @@ func (b *breaker) blocks(now time.Time) bool {
 	return b.opened > 0 && (b.probing || now.Before(b.until))
 }
 
-// hold keeps a job that failed away until after the next probe, which another job may pass.
-func (b *breaker) hold(now time.Time) time.Duration {
+// hold keeps a job that failed away until after the next probe, which another job may pass. The number of
+// such probes doubles as the job fails again, up to the number of jobs of the pool.
+func (b *breaker) hold(now time.Time, probes uint16, jobs int) time.Duration {
 	if b.opened == 0 {
 		return 0
 	}
-	return b.until.Sub(now) + firstPause
+	return time.Duration(min(1<<min(probes, 20), jobs))*b.until.Sub(now) + firstPause
 }
 
 func (b *breaker) start(id [16]byte) {

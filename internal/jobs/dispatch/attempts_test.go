@@ -131,55 +131,38 @@ func FuzzRetryAfter(f *testing.F) {
 	})
 }
 
-func TestMedianIsOfLastAttempts(t *testing.T) {
+func TestBadJobsKeepNoOtherFromProbing(t *testing.T) {
 	t.Parallel()
-	var took []time.Duration
-	want := func(median time.Duration) {
-		t.Helper()
-		if got := medianOf(took); got != median {
-			t.Errorf("median is %s, want %s", got, median)
+	for _, bad := range []int{1, 2, 7} {
+		var b breaker
+		o := newBed(weighted)
+		for n := range bad {
+			o.put("a", "normal", "x", epoch.Add(24*time.Hour+time.Duration(n)).UnixNano())
+		}
+		good := o.put("a", "normal", "x", epoch.Add(48*time.Hour).UnixNano())
+		now := epoch
+		for range breakerFailures {
+			b.finish([16]byte{99}, retried, now)
+		}
+		probes := 0
+		for ; ; probes++ {
+			now = b.until
+			o.wake(now.UnixNano())
+			e := o.next(nil)
+			if b.blocks(now) || e == nil || probes > 8*bad {
+				t.Fatalf("%d bad jobs: after %d probes, job %v", bad, probes, e)
+			}
+			if o.take(e); e == good {
+				break
+			}
+			b.start(e.id)
+			b.finish(e.id, retried, now)
+			_, pause := attempt{outcome: retried, most: DefaultAttempts, hold: b.hold(now, e.probes, bad+1), left: e.left(now)}.next(.99)
+			e.probes++
+			e.notBefore = now.Add(pause).UnixNano()
+			o.add(e, now.UnixNano())
 		}
 	}
-	want(0)
-	took = []time.Duration{9, 1, 5}
-	want(5)
-	for range maxLast {
-		took = addLast(took, 100, maxLast)
-	}
-	for range maxLast/2 + 1 {
-		took = addLast(took, 7, maxLast)
-	}
-	want(7)
-}
-
-func TestBadJobKeepsNoOtherFromProbing(t *testing.T) {
-	t.Parallel()
-	var b breaker
-	o := newBed(weighted)
-	bad := o.put("a", "normal", "x", epoch.Add(time.Hour).UnixNano())
-	good := o.put("a", "normal", "x", epoch.Add(2*time.Hour).UnixNano())
-	now := epoch
-	for range breakerFailures {
-		b.finish(bad.id, retried, now)
-	}
-	for range 2 {
-		now = b.until
-		o.wake(now.UnixNano())
-		e := o.next(nil)
-		if b.blocks(now) || e == nil {
-			t.Fatal("no probe")
-		}
-		o.take(e)
-		b.start(e.id)
-		if e == good {
-			return
-		}
-		b.finish(e.id, retried, now)
-		_, pause := attempt{outcome: retried, most: DefaultAttempts, hold: b.hold(now), left: time.Hour}.next(.99)
-		e.notBefore = now.Add(pause).UnixNano()
-		o.add(e, now.UnixNano())
-	}
-	t.Error("the job that fails is probed again while another waits")
 }
 
 func TestBreakerProbesUntilTargetAnswers(t *testing.T) {

@@ -185,8 +185,13 @@ func (c *credit) read(r reading, err error, now time.Time) {
 	c.room(now, c.head)
 }
 
-func (c *credit) recount(now time.Time) {
+// dropOld drops ended jobs that count against no reading any more.
+func (c *credit) dropOld(now time.Time) {
 	c.ended = slices.DeleteFunc(c.ended, func(f flight) bool { return now.Sub(f.at) > c.MaxAge })
+}
+
+func (c *credit) recount(now time.Time) {
+	c.dropOld(now)
 	c.spent = 0
 	for _, f := range c.flights {
 		c.spent += c.share(f)
@@ -233,6 +238,10 @@ func (c *credit) finish(id [16]byte, o outcome, retryAfter time.Duration, now ti
 	}
 	delete(c.flights, id)
 	if c.Refill == refillReading {
+		if len(c.ended) == cap(c.ended) {
+			c.dropOld(now) // also where there is no new reading for long
+			c.ended = slices.Grow(c.ended, len(c.ended)+1)
+		}
 		c.ended = append(c.ended, f)
 	}
 	switch {

@@ -240,6 +240,19 @@ func TestTimelessGateBoundsJobsInFlight(t *testing.T) {
 	p.expect(t, "three jobs ended", 3, budgetSpent)
 }
 
+func TestEndedJobsAreForgottenWithoutANewReading(t *testing.T) {
+	t.Parallel()
+	p := newPool(func(b *BudgetConfig) { b.Refill = refillReading })
+	p.take(reading{d: .7, at: p.now, timeless: true})
+	for range 1000 {
+		p.now = p.now.Add(DefaultMaxAge / 10)
+		p.finishAll(p.send(1), succeeded)
+		if n := len(p.ended); n > 4*11*30 { // 30 in each of 11 steps count; as many more may wait to be dropped
+			t.Fatalf("%d ended jobs are kept", n)
+		}
+	}
+}
+
 func TestMaxInFlightBoundsEveryReading(t *testing.T) {
 	t.Parallel()
 	p := newPool(nil)

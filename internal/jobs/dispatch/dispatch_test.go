@@ -150,7 +150,7 @@ func (b *meshBed) submitFor(tenant string, id pipeline.JobID, edits ...func(*sto
 	for _, edit := range edits {
 		edit(&h)
 	}
-	job := &meshv1.QueuedJob{Job: &inferencev1.Job{Id: id.String(), Queue: string(queue), AcceptedAt: timestamppb.Now(), Deadline: timestamppb.New(h.Deadline)}, Payload: &meshv1.QueuedJob_Infer{Infer: &inferencev1.InferRequest{}}}
+	job := &meshv1.QueuedJob{Job: &inferencev1.Job{Id: id.String(), Queue: string(id.Queue), AcceptedAt: timestamppb.Now(), Deadline: timestamppb.New(h.Deadline)}, Payload: &meshv1.QueuedJob_Infer{Infer: &inferencev1.InferRequest{}}}
 	if _, added, err := b.jobs.Submit(b.t.Context(), id, tenant, h, job); err != nil || !added {
 		b.t.Fatalf("added %t, %v", added, err)
 	}
@@ -336,6 +336,67 @@ func TestFailedAttemptsAreRetriedUntilTheLast(t *testing.T) {
 		return Answer{Fault: fault.New(fault.QueueLost, "lost")}
 	}})
 	b.wantEnd(b.submit(), hasFailed, fault.QueueLost, 2)
+}
+
+func TestFailedProbeLetsOtherJobsPass(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t, func(c *Config) {
+		p := c.Pools["main"]
+		p.MaxInFlight = breakerFailures
+		c.Pools["main"] = p
+	})
+	s := &stub{answer: func(_ context.Context, a Attempt) Answer {
+		if a.Tenant == "bad" {
+			return Answer{Fault: fault.New(fault.QueueLost, "lost")}
+		}
+		return Answer{Infer: new(inferencev1.InferResponse)}
+	}}
+	b.start(s)
+	for range breakerFailures {
+		b.submitFor("bad", pipeline.NewJobID(queue), func(h *store.JobHeader) { h.Deadline = h.Deadline.Add(time.Hour) })
+	}
+	b.report("the breaker is open", pipeline.JobID{}, func(r *meshv1.PoolReport) bool { return r.GetWhy() == string(breakerOpen) })
+	probe, good := pipeline.NewJobID(queue), pipeline.NewJobID(queue)
+	b.submitFor("bad", probe, func(h *store.JobHeader) { h.Deadline = h.Deadline.Add(-30 * time.Minute) })
+	b.submitAs(good)
+	if at := b.wantHold(probe, "delayed", 0); at.GetStartsAt() == nil || s.ran(probe) != 1 {
+		t.Errorf("%v after %d probes", at, s.ran(probe))
+	}
+	b.wantEnd(good, hasSucceeded, "", 1)
+	if n := s.ran(probe); n > 2 { // once more as the breaker is closed
+		t.Errorf("the job that fails was tried %d times before the other", n)
+	}
+}
+
+func TestJobThatTakesLongerThanItHasLeftWaitsForOthers(t *testing.T) {
+	t.Parallel()
+	b := newMesh(t, func(c *Config) { c.Queues["short"] = c.Queues[string(queue)] })
+	finish := make(chan struct{})
+	b.start(&stub{answer: func(_ context.Context, a Attempt) Answer {
+		if a.Tenant == "long" {
+			<-finish
+		}
+		return Answer{Infer: new(inferencev1.InferResponse)}
+	}})
+	finishAll := sync.OnceFunc(func() { close(finish) })
+	t.Cleanup(finishAll)
+	long := pipeline.NewJobID(queue)
+	b.submitFor("long", long)
+	b.wantHold(long, "running", 0)
+	pool, _ := b.dispatcher.owners.Load("main")
+	o := pool.(*owner)
+	o.mu.Lock()
+	o.order.queue(string(queue)).least = 30 * time.Minute
+	o.mu.Unlock()
+	soon := func(h *store.JobHeader) { h.Deadline = time.Now().Add(16 * time.Second) }
+	tight, short := b.submit(soon), pipeline.NewJobID("short")
+	b.submitAs(short, soon)
+	b.wantEnd(short, hasSucceeded, "", 1)
+	if at := b.wantHold(tight, "delayed", 0); at.GetWhy() == "" {
+		t.Errorf("%v", at)
+	}
+	finishAll() // it is tried where nothing else runs
+	b.wantEnd(tight, hasSucceeded, "", 1)
 }
 
 func TestFinalFaultEndsTheJob(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -64,8 +65,8 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	out := outcomeOf(answer)
 	if out == succeeded {
 		o.mu.Lock()
-		o.took = addLast(o.took, time.Since(now), maxLast)
-		o.median = medianOf(o.took)
+		took := addLast(o.took[e.line.queue], time.Since(now), maxLast)
+		o.took[e.line.queue], e.line.of.least = took, slices.Min(took)
 		o.mu.Unlock()
 	}
 	o.settle(ctx, e, r, answer, out)
@@ -74,7 +75,7 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 func (o *owner) recordOf(e *entry, j store.StoredJob, now time.Time) *meshv1.JobRecord {
 	job := j.Job.GetJob()
 	job.AcceptedAt, job.Attempts, job.Interruptions, job.Usage = timestamppb.New(j.AcceptedAt), uint32(e.attempts), uint32(e.interruptions), e.usage
-	if e.attempts > 0 {
+	if e.attempts > 0 || e.notBefore > 0 {
 		job.State = inferencev1.JobState_JOB_STATE_DELAYED
 	}
 	pipeline.AddJobTime(job, now)
@@ -326,8 +327,15 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	if (out == latched || out == retried) && answer.Fault != nil && o.credit.failures() == 0 {
 		o.log.Warn("an attempt has failed; those that fail next are not logged", "job", idOf(e), "error", answer.Fault, "cause", errors.Unwrap(answer.Fault))
 	}
+	wasOpen := o.credit.breaker.opened > 0
 	a.counts = o.credit.finish(e.id, out, a.retryAfter, now)
-	a.hold = o.credit.breaker.hold(now)
+	a.hold = o.credit.breaker.hold(now, e.probes, len(o.known))
+	switch isOpen := o.credit.breaker.opened > 0; {
+	case out == retried && !a.counts:
+		e.probes++
+	case wasOpen && !isOpen:
+		o.release(now)
+	}
 	o.gate.note(answer, out, r, now)
 	o.limits.correct(e, job.GetStartedAt().AsTime(), out == latched, int64(usage.GetPromptTokens()+usage.GetCompletionTokens()))
 	next, pause := a.next(rand.Float64())
@@ -345,7 +353,7 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 		state, answer.Fault = inferencev1.JobState_JOB_STATE_CANCELLED, cancelledFault()
 	case a.left <= 0:
 		state, answer.Fault = inferencev1.JobState_JOB_STATE_EXPIRED, expiredFault()
-	case next == retried && job.GetAttempts() == 0:
+	case next == retried && pause == 0 && job.GetAttempts() == 0:
 		state = inferencev1.JobState_JOB_STATE_QUEUED
 	case next == retried:
 		state, job.NotBefore = inferencev1.JobState_JOB_STATE_DELAYED, timestamppb.New(now.Add(pause))
@@ -459,6 +467,18 @@ func (o *owner) giveBack(e *entry) {
 	e.closed = o.closedUntil(now)
 	o.enqueue(e, now)
 	o.finish(e)
+}
+
+// release has the jobs wait in their lines again that failed while the breaker was open; the lock is held.
+func (o *owner) release(now time.Time) {
+	for _, e := range slices.Clone(o.order.delayed.items) {
+		if e.probes > 0 {
+			o.order.remove(e)
+			e.probes, e.notBefore = 0, now.UnixNano()
+			o.order.add(e, now.UnixNano())
+		}
+	}
+	o.wake()
 }
 
 // refund gives limits back what an attempt cost that is not sent; the lock is held.

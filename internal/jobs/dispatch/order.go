@@ -37,6 +37,7 @@ type entry struct {
 	size, tokens            uint32
 	record                  uint64 // the number of the job's record, which has what follows; 0 for none
 	attempts, interruptions uint16
+	probes                  uint16 // how often the job failed while the breaker was open
 	usage                   *inferencev1.JobUsage
 	closed                  time.Duration // how long the pool's gate had been closed as the job began to wait
 
@@ -63,6 +64,11 @@ func (e *entry) before(other *entry) bool {
 
 func (e *entry) event() int64 { return min(e.notBefore, e.deadline) }
 
+func (e *entry) left(now time.Time) time.Duration { return time.Duration(e.deadline - now.UnixNano()) }
+
+// isTooLate reports whether none of the last successes of its queue took as little time as the job has left.
+func (e *entry) isTooLate(now time.Time) bool { return e.left(now) < e.line.of.least }
+
 // line has the waiting jobs of one queue, class and tenant, and of one key of each limit.
 type line struct {
 	queue  string
@@ -78,6 +84,8 @@ type line struct {
 
 // queueState is what is counted of a queue, and since when no job of it may go.
 type queueState struct {
+	// least is the shortest of its last successes. While others run, no attempt starts with less time left.
+	least                      time.Duration
 	waiting, delayed           int
 	accepted, recovered, ended uint64
 	pausedSince, oldest        time.Time

@@ -32,15 +32,13 @@ type owner struct {
 	flights sync.WaitGroup // the attempts that run, and the ends that are stored
 	woken   chan struct{}
 
-	mu     sync.Mutex
-	order  *order
-	gate   *poolGate
-	credit *credit // the gate's
-	limits limits
-	// took has the times of the last successes. No attempt starts with less time left than their median.
-	took     []time.Duration
-	median   time.Duration
-	closed   time.Duration // how long the gate was closed until lookedAt; isClosed if it was then
+	mu       sync.Mutex
+	order    *order
+	gate     *poolGate
+	credit   *credit // the gate's
+	limits   limits
+	took     map[string][]time.Duration // by queue, the times of the last successes
+	closed   time.Duration              // how long the gate was closed until lookedAt; isClosed if it was then
 	isClosed bool
 	lookedAt time.Time
 	known    map[[16]byte]*entry // the jobs that have not ended, running those with an attempt
@@ -87,7 +85,7 @@ func newOwner(d *Dispatcher, pool string, p plan, l *store.Lease) *owner {
 	o := &owner{
 		Dispatcher: d, plan: p, lease: l, pool: pool, log: d.log.With("pool", pool),
 		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(p.config.Merge, weighted)),
-		known: map[[16]byte]*entry{}, running: map[[16]byte]*running{}, records: map[[16]byte]store.StoredRecord{},
+		known: map[[16]byte]*entry{}, running: map[[16]byte]*running{}, records: map[[16]byte]store.StoredRecord{}, took: map[string][]time.Duration{},
 	}
 	o.gate, _ = newPoolGate(&d.settings, p.config, time.Now()) // Validate has checked it
 	o.credit, o.limits = o.gate.credit, newLimits(p.config.Limits, time.Now())
@@ -326,9 +324,9 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
 			break
 		}
-		if e.deadline-now.UnixNano() < int64(o.median) && len(o.running) > 0 {
-			o.order.remove(e) // it cannot end in time
-			e.notBefore = e.deadline
+		if e.isTooLate(now) && len(o.running) > 0 {
+			o.order.remove(e) // others go first, for a while
+			e.notBefore = min(e.deadline, now.Add(max(time.Second, e.left(now)/4)).UnixNano())
 			o.order.add(e, now.UnixNano())
 			continue
 		}
