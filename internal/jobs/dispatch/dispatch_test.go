@@ -345,19 +345,19 @@ func TestFailedProbeLetsOtherJobsPass(t *testing.T) {
 		p.MaxInFlight = breakerFailures
 		c.Pools["main"] = p
 	})
+	probe, good := pipeline.NewJobID(queue), pipeline.NewJobID(queue)
 	s := &stub{answer: func(_ context.Context, a Attempt) Answer {
-		if a.Tenant == "bad" {
+		if a.ID.UUID != good.UUID {
 			return Answer{Fault: fault.New(fault.QueueLost, "lost")}
 		}
 		return Answer{Infer: new(inferencev1.InferResponse)}
 	}}
 	b.start(s)
 	for range breakerFailures {
-		b.submitFor("bad", pipeline.NewJobID(queue), func(h *store.JobHeader) { h.Deadline = h.Deadline.Add(time.Hour) })
+		b.submit(func(h *store.JobHeader) { h.Deadline = h.Deadline.Add(time.Hour) })
 	}
 	b.report("the breaker is open", pipeline.JobID{}, func(r *meshv1.PoolReport) bool { return r.GetWhy() == string(breakerOpen) })
-	probe, good := pipeline.NewJobID(queue), pipeline.NewJobID(queue)
-	b.submitFor("bad", probe, func(h *store.JobHeader) { h.Deadline = h.Deadline.Add(-30 * time.Minute) })
+	b.submitAs(probe, func(h *store.JobHeader) { h.Deadline = h.Deadline.Add(-30 * time.Minute) })
 	b.submitAs(good)
 	if at := b.wantHold(probe, "delayed", 0); at.GetStartsAt() == nil || s.ran(probe) != 1 {
 		t.Errorf("%v after %d probes", at, s.ran(probe))
