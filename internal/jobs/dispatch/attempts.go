@@ -58,7 +58,6 @@ type attempt struct {
 	// failures and interruptions are the job's before this attempt, of at most so many failures.
 	failures, interruptions, most int
 	retryAfter                    time.Duration // what the target asked for; 0 means nothing
-	hold                          time.Duration // how long the breaker wants the job back no earlier; see breaker.hold
 	left                          time.Duration
 }
 
@@ -80,7 +79,7 @@ func (a attempt) next(random float64) (outcome, time.Duration) {
 	if failures >= a.most {
 		return poison, 0
 	}
-	pause := max(retryPause(max(1, failures), a.retryAfter, a.left, random), min(a.hold, a.left/2))
+	pause := retryPause(max(1, failures), a.retryAfter, a.left, random)
 	if pause >= a.left {
 		return failed, 0
 	}
@@ -116,15 +115,6 @@ type breaker struct {
 // blocks reports whether nothing may be sent now.
 func (b *breaker) blocks(now time.Time) bool {
 	return b.opened > 0 && (b.probing || now.Before(b.until))
-}
-
-// hold keeps a job that failed away until after the next probe, which another job may pass. The number of
-// such probes doubles as the job fails again, up to the number of jobs of the pool.
-func (b *breaker) hold(now time.Time, probes uint16, jobs int) time.Duration {
-	if b.opened == 0 {
-		return 0
-	}
-	return time.Duration(min(1<<min(probes, 20), jobs))*b.until.Sub(now) + firstPause
 }
 
 func (b *breaker) start(id [16]byte) {

@@ -70,8 +70,6 @@ func TestAttemptDecidesNextStep(t *testing.T) {
 		"retry after":                     {attempt{outcome: retried, counts: true, retryAfter: 8 * time.Second, left: time.Hour}, retried, 9 * time.Second},
 		"retry after most of the time":    {attempt{outcome: retried, counts: true, retryAfter: time.Hour, left: time.Minute}, retried, 30 * time.Second},
 		"retry after ages":                {attempt{outcome: retried, counts: true, retryAfter: math.MaxInt64, left: time.Minute}, retried, 30 * time.Second},
-		"failed probe":                    {attempt{outcome: retried, hold: 3 * time.Second, left: time.Hour}, retried, 3 * time.Second},
-		"failed probe shortly before end": {attempt{outcome: retried, hold: time.Hour, left: time.Minute}, retried, 30 * time.Second},
 		"pause past the deadline":         {attempt{outcome: retried, counts: true, left: 750 * time.Millisecond}, failed, 0},
 		"deadline passed":                 {attempt{outcome: retried, counts: true, retryAfter: time.Second, left: -time.Second}, failed, 0},
 		"twentieth interruption":          {attempt{outcome: interrupted, failures: 4, interruptions: 19}, retried, 0},
@@ -129,40 +127,6 @@ func FuzzRetryAfter(f *testing.F) {
 			t.Errorf("%q: %s", value, got)
 		}
 	})
-}
-
-func TestBadJobsKeepNoOtherFromProbing(t *testing.T) {
-	t.Parallel()
-	for _, bad := range []int{1, 2, 7} {
-		var b breaker
-		o := newBed(weighted)
-		for n := range bad {
-			o.put("a", "normal", "x", epoch.Add(24*time.Hour+time.Duration(n)).UnixNano())
-		}
-		good := o.put("a", "normal", "x", epoch.Add(48*time.Hour).UnixNano())
-		now := epoch
-		for range breakerFailures {
-			b.finish([16]byte{99}, retried, now)
-		}
-		probes := 0
-		for ; ; probes++ {
-			now = b.until
-			o.wake(now.UnixNano())
-			e := o.next(nil)
-			if b.blocks(now) || e == nil || probes > 8*bad {
-				t.Fatalf("%d bad jobs: after %d probes, job %v", bad, probes, e)
-			}
-			if o.take(e); e == good {
-				break
-			}
-			b.start(e.id)
-			b.finish(e.id, retried, now)
-			_, pause := attempt{outcome: retried, most: DefaultAttempts, hold: b.hold(now, e.probes, bad+1), left: e.left(now)}.next(.99)
-			e.probes++
-			e.notBefore = now.Add(pause).UnixNano()
-			o.add(e, now.UnixNano())
-		}
-	}
 }
 
 func TestBreakerProbesUntilTargetAnswers(t *testing.T) {

@@ -338,33 +338,87 @@ func TestFailedAttemptsAreRetriedUntilTheLast(t *testing.T) {
 	b.wantEnd(b.submit(), hasFailed, fault.QueueLost, 2)
 }
 
-func TestFailedProbeLetsOtherJobsPass(t *testing.T) {
+func TestFailedProbesLetOtherJobsPass(t *testing.T) {
 	t.Parallel()
 	b := newMesh(t, func(c *Config) {
 		p := c.Pools["main"]
 		p.MaxInFlight = breakerFailures
 		c.Pools["main"] = p
 	})
-	probe, good := pipeline.NewJobID(queue), pipeline.NewJobID(queue)
-	s := &stub{answer: func(_ context.Context, a Attempt) Answer {
-		if a.ID.UUID != good.UUID {
+	var s stub
+	probes, good := []pipeline.JobID{pipeline.NewJobID(queue), pipeline.NewJobID(queue)}, pipeline.NewJobID(queue)
+	var isWell atomic.Bool
+	s.answer = func(_ context.Context, a Attempt) Answer {
+		if a.ID.UUID == good.UUID {
+			for _, id := range probes {
+				if n := s.ran(id); n != 1 {
+					t.Errorf("a job that fails was tried %d times before another one", n)
+				}
+			}
+			isWell.Store(true)
+		}
+		if !isWell.Load() {
 			return Answer{Fault: fault.New(fault.QueueLost, "lost")}
 		}
 		return Answer{Infer: new(inferencev1.InferResponse)}
-	}}
-	b.start(s)
+	}
+	b.start(&s)
+	within := func(d time.Duration) func(h *store.JobHeader) {
+		return func(h *store.JobHeader) { h.Deadline = time.Now().Add(d) }
+	}
+	var all []pipeline.JobID
 	for range breakerFailures {
-		b.submit(func(h *store.JobHeader) { h.Deadline = h.Deadline.Add(time.Hour) })
+		all = append(all, b.submit(within(2*time.Hour)))
 	}
 	b.report("the breaker is open", pipeline.JobID{}, func(r *meshv1.PoolReport) bool { return r.GetWhy() == string(breakerOpen) })
-	b.submitAs(probe, func(h *store.JobHeader) { h.Deadline = h.Deadline.Add(-30 * time.Minute) })
-	b.submitAs(good)
-	if at := b.wantHold(probe, "delayed", 0); at.GetStartsAt() == nil || s.ran(probe) != 1 {
-		t.Errorf("%v after %d probes", at, s.ran(probe))
+	for _, id := range probes {
+		b.submitAs(id, within(time.Hour))
 	}
-	b.wantEnd(good, hasSucceeded, "", 1)
-	if n := s.ran(probe); n > 2 { // once more as the breaker is closed
-		t.Errorf("the job that fails was tried %d times before the other", n)
+	b.submitAs(good, within(90*time.Minute))
+	if at := b.wantHold(probes[0], "delayed", 0); at.GetWhy() == "" {
+		t.Errorf("%v", at)
+	}
+	for _, id := range append(all, append(probes, good)...) {
+		if job := b.end(id).GetJob(); job.GetState() != hasSucceeded {
+			t.Errorf("%v", job)
+		}
+	}
+}
+
+func TestJobsSetAsideAreTriedInTurnWhereNoOtherWaits(t *testing.T) {
+	t.Parallel()
+	o := &owner{
+		order: newOrder(weighted), credit: newCredit(BudgetConfig{}, 4, epoch), woken: make(chan struct{}, 1),
+		running: map[[16]byte]*running{}, held: 3,
+	}
+	now := time.Now()
+	o.credit.breaker.opened, o.credit.breaker.until = 1, now
+	var jobs []*entry
+	for i := range 3 {
+		e := &entry{id: [16]byte{byte(i)}, isAside: true, deadline: now.Add(time.Hour).UnixNano(), line: o.order.line("a", "normal", "x")}
+		o.running[e.id] = &running{isHeld: true}
+		o.giveBack(e)
+		jobs = append(jobs, e)
+	}
+	if o.order.next(nil) != nil {
+		t.Fatal("a job that was set aside waits for its turn")
+	}
+	o.order.remove(jobs[0]) // it is cancelled
+	o.credit.breaker.probing = true
+	if o.probeAgain(now) {
+		t.Error("another job is tried beside a probe")
+	}
+	o.credit.breaker.probing = false
+	for i, want := range []*entry{nil, jobs[1], jobs[2]} {
+		if !o.probeAgain(now) || o.order.next(nil) != want {
+			t.Fatalf("job %d is not tried", i)
+		}
+		if want != nil {
+			o.order.take(want)
+		}
+	}
+	if o.probeAgain(now) {
+		t.Error("none is left")
 	}
 }
 
@@ -380,9 +434,9 @@ func TestJobThatTakesLongerThanItHasLeftWaitsForOthers(t *testing.T) {
 	}})
 	finishAll := sync.OnceFunc(func() { close(finish) })
 	t.Cleanup(finishAll)
-	long := pipeline.NewJobID(queue)
+	long := pipeline.NewJobID("short") // so that its end changes nothing for the other queue
 	b.submitFor("long", long)
-	b.wantHold(long, "running", 0)
+	b.report("it runs", long, func(r *meshv1.PoolReport) bool { return r.GetPlace().GetHold() == "running" })
 	pool, _ := b.dispatcher.owners.Load("main")
 	o := pool.(*owner)
 	o.mu.Lock()
@@ -392,10 +446,7 @@ func TestJobThatTakesLongerThanItHasLeftWaitsForOthers(t *testing.T) {
 	tight, short := b.submit(soon), pipeline.NewJobID("short")
 	b.submitAs(short, soon)
 	b.wantEnd(short, hasSucceeded, "", 1)
-	if at := b.wantHold(tight, "delayed", 0); at.GetWhy() == "" {
-		t.Errorf("%v", at)
-	}
-	finishAll() // it is tried where nothing else runs
+	b.wantHold(tight, "delayed", 0) // once
 	b.wantEnd(tight, hasSucceeded, "", 1)
 }
 

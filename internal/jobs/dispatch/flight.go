@@ -66,7 +66,9 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 	if out == succeeded {
 		o.mu.Lock()
 		took := addLast(o.took[e.line.queue], time.Since(now), maxLast)
-		o.took[e.line.queue], e.line.of.least = took, slices.Min(took)
+		if o.took[e.line.queue] = took; len(took) == maxLast {
+			e.line.of.least = slices.Min(took)
+		}
 		o.mu.Unlock()
 	}
 	o.settle(ctx, e, r, answer, out)
@@ -75,7 +77,7 @@ func (o *owner) attempt(ctx, cut context.Context, e *entry) {
 func (o *owner) recordOf(e *entry, j store.StoredJob, now time.Time) *meshv1.JobRecord {
 	job := j.Job.GetJob()
 	job.AcceptedAt, job.Attempts, job.Interruptions, job.Usage = timestamppb.New(j.AcceptedAt), uint32(e.attempts), uint32(e.interruptions), e.usage
-	if e.attempts > 0 || e.notBefore > 0 {
+	if e.attempts > 0 {
 		job.State = inferencev1.JobState_JOB_STATE_DELAYED
 	}
 	pipeline.AddJobTime(job, now)
@@ -329,12 +331,11 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	}
 	wasOpen := o.credit.breaker.opened > 0
 	a.counts = o.credit.finish(e.id, out, a.retryAfter, now)
-	a.hold = o.credit.breaker.hold(now, e.probes, len(o.known))
-	switch isOpen := o.credit.breaker.opened > 0; {
-	case out == retried && !a.counts:
-		e.probes++
-	case wasOpen && !isOpen:
-		o.release(now)
+	if e.isAside = out == retried && !a.counts; wasOpen && o.credit.breaker.opened == 0 {
+		for _, known := range o.aside {
+			o.putBack(known, now)
+		}
+		o.aside = nil
 	}
 	o.gate.note(answer, out, r, now)
 	o.limits.correct(e, job.GetStartedAt().AsTime(), out == latched, int64(usage.GetPromptTokens()+usage.GetCompletionTokens()))
@@ -353,7 +354,7 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 		state, answer.Fault = inferencev1.JobState_JOB_STATE_CANCELLED, cancelledFault()
 	case a.left <= 0:
 		state, answer.Fault = inferencev1.JobState_JOB_STATE_EXPIRED, expiredFault()
-	case next == retried && pause == 0 && job.GetAttempts() == 0:
+	case next == retried && job.GetAttempts() == 0:
 		state = inferencev1.JobState_JOB_STATE_QUEUED
 	case next == retried:
 		state, job.NotBefore = inferencev1.JobState_JOB_STATE_DELAYED, timestamppb.New(now.Add(pause))
@@ -465,20 +466,35 @@ func (o *owner) giveBack(e *entry) {
 	defer o.mu.Unlock()
 	now := time.Now()
 	e.closed = o.closedUntil(now)
+	if e.isAside = e.isAside && o.credit.breaker.opened > 0; e.isAside {
+		if !slices.ContainsFunc(o.aside, func(a asideJob) bool { return a.entry == e }) {
+			o.aside = append(o.aside, asideJob{e, e.notBefore})
+		}
+		e.notBefore = e.deadline
+	}
 	o.enqueue(e, now)
 	o.finish(e)
 }
 
-// release has the jobs wait in their lines again that failed while the breaker was open; the lock is held.
-func (o *owner) release(now time.Time) {
-	for _, e := range slices.Clone(o.order.delayed.items) {
-		if e.probes > 0 {
-			o.order.remove(e)
-			e.probes, e.notBefore = 0, now.UnixNano()
-			o.order.add(e, now.UnixNano())
-		}
+// putBack has a job that was set aside wait for its turn, from its next attempt's time on; the lock is held.
+func (o *owner) putBack(a asideJob, now time.Time) {
+	if e := a.entry; e.isAside && e.standing == delayed {
+		o.order.remove(e)
+		e.isAside, e.notBefore = false, a.from
+		o.enqueue(e, now)
 	}
-	o.wake()
+}
+
+// probeAgain puts back the job that was set aside first, if one may be tried now; the lock is held.
+func (o *owner) probeAgain(now time.Time) bool {
+	i := slices.IndexFunc(o.aside, func(a asideJob) bool { return a.from <= now.UnixNano() })
+	if i < 0 || o.credit.breaker.blocks(now) {
+		return false
+	}
+	a := o.aside[i]
+	o.aside = slices.Delete(o.aside, i, i+1)
+	o.putBack(a, now)
+	return true
 }
 
 // refund gives limits back what an attempt cost that is not sent; the lock is held.

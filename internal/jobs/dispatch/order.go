@@ -37,7 +37,8 @@ type entry struct {
 	size, tokens            uint32
 	record                  uint64 // the number of the job's record, which has what follows; 0 for none
 	attempts, interruptions uint16
-	probes                  uint16 // how often the job failed while the breaker was open
+	isAside                 bool // it failed while the breaker was open; see owner.aside
+	wasLate                 bool // it has let others go first, for want of time
 	usage                   *inferencev1.JobUsage
 	closed                  time.Duration // how long the pool's gate had been closed as the job began to wait
 
@@ -66,9 +67,6 @@ func (e *entry) event() int64 { return min(e.notBefore, e.deadline) }
 
 func (e *entry) left(now time.Time) time.Duration { return time.Duration(e.deadline - now.UnixNano()) }
 
-// isTooLate reports whether none of the last successes of its queue took as little time as the job has left.
-func (e *entry) isTooLate(now time.Time) bool { return e.left(now) < e.line.of.least }
-
 // line has the waiting jobs of one queue, class and tenant, and of one key of each limit.
 type line struct {
 	queue  string
@@ -84,8 +82,7 @@ type line struct {
 
 // queueState is what is counted of a queue, and since when no job of it may go.
 type queueState struct {
-	// least is the shortest of its last successes. While others run, no attempt starts with less time left.
-	least                      time.Duration
+	least                      time.Duration // the shortest time of the last successes; 0 until there are many
 	waiting, delayed           int
 	accepted, recovered, ended uint64
 	pausedSince, oldest        time.Time

@@ -54,6 +54,15 @@ type owner struct {
 	held        int             // ends of attempts that wait for the queue of webhooks
 	// isRetiring is true once the plan is another one: no attempt begins, and the owner stops.
 	isRetiring bool
+	// aside are the jobs that failed while the breaker was open, in that order. They are delayed until it closes, or
+	// until no other job can be the next probe.
+	aside []asideJob
+}
+
+// asideJob is a job, and when it may be tried again, in nanoseconds of Unix time.
+type asideJob struct {
+	entry *entry
+	from  int64
 }
 
 // running is what runs of a job: an attempt, or the store of its end.
@@ -321,12 +330,15 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 	}
 	for !o.isRetiring && !o.isGone && !o.tooManyHeld() && o.lease.IsHeld(now) {
 		e := o.order.next(func(l *line) bool { return o.limits.limitOf(l, now, true) != nil })
+		if e == nil && o.probeAgain(now) {
+			continue
+		}
 		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
 			break
 		}
-		if e.isTooLate(now) && len(o.running) > 0 {
-			o.order.remove(e) // others go first, for a while
-			e.notBefore = min(e.deadline, now.Add(max(time.Second, e.left(now)/4)).UnixNano())
+		if left := e.left(now); left < e.line.of.least && !e.wasLate && len(o.running) > o.ending+o.held {
+			o.order.remove(e) // it will hardly end in time, so others go first
+			e.wasLate, e.notBefore = true, now.Add(left/4).UnixNano()
 			o.order.add(e, now.UnixNano())
 			continue
 		}

@@ -97,8 +97,8 @@ func (o *owner) placeOf(e *entry, pool *meshv1.PoolReport, now time.Time) *infer
 		out.Hold = "running"
 	case !paused.IsZero():
 		out.Hold, out.Since = "paused", timestampOf(paused)
-	case e.standing == delayed && e.isTooLate(now):
-		out.Hold, out.Why = "delayed", "the last jobs of its queue took longer than it has left"
+	case e.standing == delayed && e.isAside:
+		out.Hold, out.Why = "delayed", "it failed while its target failed for all jobs, and others are tried first"
 	case e.standing == delayed:
 		out.Hold, out.StartsAt = "delayed", timestampOf(time.Unix(0, e.notBefore))
 	case pool.GetState() == "closed":
