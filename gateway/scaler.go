@@ -84,9 +84,9 @@ const (
 	scalePoll = 2 * time.Second
 	// activatingPoll is that age where requests wait for the first host of a stage.
 	activatingPoll = 200 * time.Millisecond
-	// scaleTimeout bounds a poll, stageTimeout what is asked of one stage.
+	// scaleTimeout bounds a poll, queueTimeout what is asked of one queue.
 	scaleTimeout = 5 * time.Second
-	stageTimeout = time.Second
+	queueTimeout = time.Second
 	// maxScaled bounds the pairs of stage and target, scaledAge how long one is followed that
 	// somebody has asked for.
 	maxScaled = 1024
@@ -185,7 +185,7 @@ func (s *scaler) run(ctx context.Context) error {
 	defer stop() //nolint:errcheck // it fails when the connection is closed
 	tick := time.NewTicker(scalePoll / 2)
 	defer tick.Stop()
-	for failing := false; ; {
+	for failing := ""; ; {
 		age := scalePoll
 		select {
 		case <-tick.C:
@@ -195,10 +195,14 @@ func (s *scaler) run(ctx context.Context) error {
 			return nil
 		}
 		err := s.poll(ctx, s.all(), age)
-		if err != nil && !failing && ctx.Err() == nil {
-			s.gateway.log.Warn("hosts wanted are not known; retrying", "error", err)
+		problem := ""
+		if err != nil {
+			problem = err.Error()
 		}
-		failing = err != nil
+		if problem != failing && problem != "" && ctx.Err() == nil {
+			s.gateway.log.Warn("the hosts that a stage should have are not known; retrying", "error", err)
+		}
+		failing = problem
 	}
 }
 
@@ -276,8 +280,8 @@ func (s *scaler) status(stage pipeline.StageName) *adminv1.HostsWanted {
 	return &adminv1.HostsWanted{Hosts: uint32(d.Wanted), Reason: d.Reason, DecidedAt: timestamppb.New(d.At), Activating: uint32(d.Waiting)}
 }
 
-// poll reads the decisions, and makes those anew that are of that age. An error is that of the first stage that
-// has one; others have their decisions.
+// poll reads the decisions, and makes those anew that are of that age. It returns the error of one stage; the
+// others are decided on nevertheless.
 func (s *scaler) poll(ctx context.Context, keys []scaled, age time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, scaleTimeout)
 	defer cancel()
@@ -287,10 +291,11 @@ func (s *scaler) poll(ctx context.Context, keys []scaled, age time.Duration) err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	var first error
-	note := func(of scaled, err error) {
-		if first == nil && err != nil {
-			first = fmt.Errorf("stage %s: %w", of.stage, err)
+	var failing pipeline.StageName // the first by name, so that it stays the same
+	var problem error
+	note := func(key scaled, err error) {
+		if problem == nil || key.stage < failing {
+			failing, problem = key.stage, fmt.Errorf("stage %s: %w", key.stage, err)
 		}
 	}
 	states, due := map[scaled]storedState{}, map[pipeline.StageName]bool{}
@@ -331,7 +336,7 @@ func (s *scaler) poll(ctx context.Context, keys []scaled, age time.Duration) err
 	}
 	close(s.changed)
 	s.changed = make(chan struct{})
-	return first
+	return problem
 }
 
 // storedState is a decision with its number on the broker.
@@ -398,10 +403,10 @@ func (s *scaler) observe(ctx context.Context, stages map[pipeline.StageName]bool
 	}
 	var queries errgroup.Group
 	queries.SetLimit(maxStageQueries)
+	ctx, cancel := context.WithTimeout(ctx, scaleTimeout/2) // the decisions need time as well
+	defer cancel()
 	for stage := range stages {
 		queries.Go(func() error {
-			ctx, cancel := context.WithTimeout(ctx, stageTimeout)
-			defer cancel()
 			seen[stage].err = s.addQueues(ctx, stage, seen[stage])
 			return nil
 		})
@@ -480,8 +485,13 @@ func (s *scaler) addQueues(ctx context.Context, stage pipeline.StageName, o *obs
 	for _, host := range o.own {
 		all = append(all, queue{pipeline.HostQueue(stage, host), pipeline.Memory})
 	}
+	backlog := func(q queue) (bus.Backlog, error) {
+		ctx, cancel := context.WithTimeout(ctx, queueTimeout)
+		defer cancel()
+		return s.gateway.bus.Backlog(ctx, q.name, q.durability)
+	}
 	for _, q := range all {
-		b, err := s.gateway.bus.Backlog(ctx, q.name, q.durability)
+		b, err := backlog(q)
 		if errors.Is(err, bus.ErrNoQueue) {
 			continue
 		}

@@ -37,6 +37,9 @@ var _ Membership = (*discovery.Membership)(nil)
 // loadTimeout is how long a call waits for the first read of the registry.
 const loadTimeout = 2 * time.Second
 
+// trafficTimeout is how long the broker may take to tell of one stage; it is below figuresTimeout.
+const trafficTimeout = 2 * time.Second
+
 func (h *handler) listHosts(ctx context.Context, in *adminv1.ListHostsRequest) (*adminv1.ListHostsResponse, error) {
 	if h.Membership == nil {
 		return nil, fault.New(fault.NotSupported, "the mesh has no registry; its file names one in the section registry")
@@ -237,6 +240,8 @@ func statusOf(s discovery.Stage) *adminv1.StageStatus {
 
 // addTraffic adds the state of a stage on the broker.
 func (h *handler) addTraffic(ctx context.Context, into *adminv1.StageStatus) {
+	ctx, cancel := context.WithTimeout(ctx, trafficTimeout)
+	defer cancel()
 	state, err := h.Traffic.Stage(ctx, pipeline.StageName(into.GetStage()))
 	if err != nil {
 		into.QueuesCause = fault.From(err).Message

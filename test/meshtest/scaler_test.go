@@ -128,7 +128,7 @@ func TestQueueThatDoesNotAnswerHasNoEffectOnOtherStages(t *testing.T) {
 		o.Users = []*server.User{{Username: "all"}, {Username: o.NoAuthUser, Permissions: &server.Permissions{Publish: &server.SubjectPermission{Allow: []string{">"}, Deny: []string{silent}}}}}
 	})
 	bed.Host("echo", each(func(_ context.Context, item runner.Item) ([]payload.Part, error) { return item.Inputs, nil }))
-	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("p", "echo")}, scaling(), withAdmin, func(s *gateway.Settings) { s.Bounds = map[pipeline.StageName]scale.Bounds{"silent": {Min: 2}} })
+	g := bed.Gateway([]pipeline.Pipeline{testbed.Pipeline("p", "echo", "silent")}, scaling(), withAdmin, func(s *gateway.Settings) { s.Bounds = map[pipeline.StageName]scale.Bounds{"silent": {Min: 2}} })
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()
 	admin := adminv1connect.NewMeshServiceClient(&http.Client{Transport: transport}, g.AdminURL())
@@ -139,6 +139,9 @@ func TestQueueThatDoesNotAnswerHasNoEffectOnOtherStages(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, s := range stages.Msg.GetStages() {
+			if isSilent := s.GetStage() == "silent"; isSilent != (s.GetQueuesCause() != "") {
+				t.Errorf("stage %s: cause %q", s.GetStage(), s.GetQueuesCause())
+			}
 			if h := s.GetHostsWanted(); h != nil {
 				out[s.GetStage()] = h.GetDecidedAt().AsTime()
 			}
