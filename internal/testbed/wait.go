@@ -66,7 +66,7 @@ const pollEvery = 2 * time.Millisecond
 // Patience.
 func Eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), Patience) // cleanups wait as well
 	defer cancel()
 	poll := time.NewTicker(pollEvery)
 	defer poll.Stop()

@@ -64,12 +64,15 @@ func write(t *testing.T, to io.Writer, text string) {
 	})
 }
 
+// manyMemory is what the calls of serveMany may hold together.
+const manyMemory = 64 << 20
+
 func serveMany(t *testing.T, caller *fronttest.Caller, s transport.Settings) string {
 	t.Helper()
 	if s.MaxMessageBytes == 0 {
 		s.MaxMessageBytes = fronttest.LimitBytes
 	}
-	pool := budget.NewPool(budget.Settings{Limit: 64 << 20})
+	pool := budget.NewPool(budget.Settings{Limit: manyMemory})
 	t.Cleanup(func() { testbed.Eventually(t, "all memory is given back", func() bool { return pool.Held() == 0 }) })
 	return fronttest.Serve(t, fronttest.WithMemory(rest.New(caller, nil, s), pool))
 }
@@ -171,6 +174,7 @@ func TestLinesAreRefusedWhole(t *testing.T) {
 // A line that is too long fails alone, and a caller that leaves ends what runs.
 func TestLinesEndAloneAndTogether(t *testing.T) {
 	t.Parallel()
+	long := strings.Repeat("x", manyMemory+1) + "\n"
 	for _, h2c := range []bool{false, true} {
 		t.Run(fmt.Sprint(h2c), func(t *testing.T) {
 			t.Parallel()
@@ -195,7 +199,7 @@ func TestLinesEndAloneAndTogether(t *testing.T) {
 				}
 			}
 			next(1, "")
-			write(t, to, strings.Repeat("x", 2*fronttest.LimitBytes)+"\n")
+			write(t, to, long)
 			next(2, fault.PayloadTooLarge)
 			write(t, to, "{\"x\":1}\n")
 			next(3, "")
