@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +25,7 @@ func newCheck() *cobra.Command {
 	var options string
 	var models []string
 	var maxSize int
+	var patience time.Duration
 	check := &cobra.Command{
 		Use:     "check FILE",
 		Short:   "Run a worker in Python as a host does, and report what is wrong with it",
@@ -38,7 +40,7 @@ func newCheck() *cobra.Command {
 			if err := os.CopyFS(folder, python.Files()); err != nil {
 				return err
 			}
-			run := exec.CommandContext(cmd.Context(), "python3", "-m", "stagemesh.check", "--options", options, "--max-size", strconv.Itoa(maxSize))
+			run := exec.CommandContext(cmd.Context(), "python3", "-m", "stagemesh.check", "--options", options, "--max-size", strconv.Itoa(maxSize), fmt.Sprintf("--patience=%f", patience.Seconds()))
 			for _, model := range models {
 				run.Args = append(run.Args, "--model", model)
 			}
@@ -57,5 +59,6 @@ func newCheck() *cobra.Command {
 	check.Flags().StringVar(&options, "options", "{}", "ctx.options of setup, a JSON object")
 	check.Flags().StringArrayVar(&models, "model", nil, "a model of a worker with several, as ID=SOURCE")
 	check.Flags().IntVar(&maxSize, "max-size", 32, "rows of the largest batch")
+	check.Flags().DurationVar(&patience, "patience", time.Minute, "how long to wait for each answer, such as that of setup")
 	return check
 }

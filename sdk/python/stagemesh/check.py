@@ -162,14 +162,19 @@ class Checker:
                 "it declares no inputs or no outputs, so a host checks nothing and callers cannot look them up",
                 'declare them: inputs = {"x": Tensor("FP32", [-1, 64])}',
             )
+        self._streams = run.streams
+        self._declare(run)
+        kind = "streams, " if self._streams else ""
+        return f"{run.hello['name']}, {kind}inputs {', '.join(self._inputs)}, outputs {', '.join(self._outputs)}"
+
+    def _declare(self, run: Run) -> None:
+        """Takes the declaration of the model that requests are for."""
         self._inputs = {entry["name"]: spec_of(entry) for entry in run.spec["inputs"]}
         self._outputs = {entry["name"]: spec_of(entry) for entry in run.spec["outputs"]}
         self._joins = run.spec.get("batch_axis", "rows") == "rows"
-        self._streams = run.streams
-        self._from_spec = not run.examples
-        self._examples = run.examples or [{name: example_of(spec) for name, spec in self._inputs.items()}]
-        kind = "streams, " if self._streams else ""
-        return f"{run.hello['name']}, {kind}inputs {', '.join(self._inputs)}, outputs {', '.join(self._outputs)}"
+        declared = run.examples if run.spec.get("examples") else []
+        self._from_spec = not declared
+        self._examples = declared or [{name: example_of(spec) for name, spec in self._inputs.items()}]
 
     def examples(self) -> str:
         """Runs the examples one by one."""
@@ -191,6 +196,7 @@ class Checker:
                 run.load(model, source)
             except BatchFailed as error:
                 raise Problem(f"model {model}: {error}", "make unload and load work while others are loaded") from None
+            self._declare(run)
             self._answer_all(self._examples[:1])
         return ", ".join(run.models)
 
@@ -254,6 +260,8 @@ class Checker:
                 {name: example_of(spec, rows, extra=i) for name, spec in self._inputs.items()}
                 for i, rows in enumerate(sizes)
             ]
+        while len(requests) > 1 and sum(map(self._rows, requests)) > self._max_size:
+            requests.pop()
         self._answer_all(requests)
         return f"{len(requests)} items"
 
@@ -276,27 +284,32 @@ class Checker:
         return f"{run.slots}"
 
     def bad_input(self) -> str:
-        """Puts one bad item between two good ones, for each kind of bad input."""
+        """Puts one bad item between two good ones if these fit, for each kind of bad input."""
         refused = asked = 0
         good = self._examples[0]
+        around = [good] if 3 * self._rows(good) <= self._max_size else []
         for name, spec in self._inputs.items():
-            for kind, value in bad_values(spec, good.get(name)):
+            for kind, value in bad_values(spec, good.get(name, example_of(spec, self._rows(good)))):
                 asked += 1
                 try:
-                    first, second, third = self._predict([good, {**good, name: value}, good])
+                    outcomes = self._predict([*around, {**good, name: value}, *around])
                 except BatchFailed as error:
+                    if not around:
+                        refused += 1
+                        continue
                     raise Problem(
                         f"input {name!r} with {kind} failed the batch as a whole: {error.error}: {error.message}",
                         f"look for it in predict and call batch.fail(i, InvalidInput({name!r}, ...)), or raise it in "
                         "preprocess(self, item); else the host must run every such batch again in halves",
                     ) from None
-                for neighbour in (first, third):
+                bad = outcomes.pop(len(around))
+                for neighbour in outcomes:
                     if neighbour.error is not None:
                         raise Problem(
                             f"input {name!r} with {kind} made its neighbour fail: {_text(neighbour.error)}",
                             "let each item's outcome depend on that item alone",
                         )
-                refused += second.error is not None
+                refused += bad.error is not None
         return f"{refused} of {asked} kinds refused"
 
     def cancel_batch(self) -> str:
@@ -494,6 +507,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     given = parser.parse_args(arguments)
     if given.max_size < 1:
         parser.error("--max-size is at least 1")
+    if not 0 < given.patience < 1e6:
+        parser.error("--patience is a number of seconds above 0")
     place = given.worker.rpartition(":")[0] or given.worker
     if place.endswith(".py") and not os.path.exists(place):
         print(f"{place}: there is no such file", file=sys.stderr)

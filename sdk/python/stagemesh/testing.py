@@ -52,14 +52,15 @@ from typing import (
 )
 
 from .arrays import Arrays
+from .batches import check_predict
 from .faults import ItemError, ItemFailed, error_of
-from .frames import Connection, Ended, Frame, Header, Violation, encode, message
+from .frames import Connection, Ended, Frame, Header, Violation, decode, encode, message
 from .lifecycle import target_of
 from .parts import Body, Layout, Raw, read_parts
 from .session import Session, Signals
 from .specs import Bytes, spec_of
 from .values import ABSENT, Encoder, arrays_of, values_of
-from .worker import Worker
+from .worker import Worker, check_class
 
 __all__ = ["BatchFailed", "Outcome", "Request", "Run", "Stream", "WorkerEnded", "WorkerSilent", "run"]
 
@@ -254,6 +255,7 @@ class Run:
     def _in_thread(self) -> socket.socket:
         if not isinstance(self._target, type):
             raise TypeError("process=False needs the class itself")
+        check_class(self._target)
         ours, theirs = socket.socketpair()
         theirs.settimeout(None)
         kind, environ = self._target, {**os.environ, **self._environ}
@@ -390,7 +392,12 @@ class Run:
         header["parts"] = layout.take_entries(0)
         if self.model:
             header["model"] = {"id": self.model}
-        self._send(encode(header).encode(), layout.pieces, layout.size)
+        text = encode(header)
+        try:
+            check_predict(decode(text))
+        except Violation as error:
+            raise ValueError(str(error)) from None
+        self._send(text.encode(), layout.pieces, layout.size)
         self._rows[self._batches] = [item["rows"] for item in items]
         return self._batches
 
@@ -453,6 +460,8 @@ class Run:
 
     def result(self, batch: int) -> List[Outcome]:
         """Waits for the end of a batch that was sent, and returns the outcomes; raises BatchFailed."""
+        if batch not in self._rows:
+            raise ValueError(f"result: batch {batch} was not sent, or its result was taken")
         while batch not in self._ends:
             self._receive()
         header, body = self._ends.pop(batch)
@@ -610,8 +619,8 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, *_: Any) -> None:
-        if self._outcome is None and self._run.connection is not None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if self._outcome is None and self._run.connection is not None and not isinstance(error, WorkerEnded):
             self.cancel()
             self.end()
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from stagemesh import InvalidInput, Tensor, Worker, check, testing
 from stagemesh.lifecycle import NotFound, target_of
-from stagemesh.testing import BatchFailed, WorkerEnded
+from stagemesh.testing import BatchFailed, WorkerEnded, WorkerSilent
 
 from .support import ROOT, alive, eventually
 
@@ -82,6 +82,49 @@ class TestingTest(unittest.TestCase):
                     w.predict(inputs)
             with self.assertRaisesRegex(ValueError, "add requests first"):
                 w.predict()
+
+    def test_requests_that_no_host_sends_are_refused(self) -> None:
+        with testing.run(Scale, process=False) as w:
+            none: Any = np.zeros((0, 2), "float32")
+            for inputs, request, want in (
+                ({"x": none}, {}, "rows is a whole number from 1"),
+                ({"x": [1, 2]}, {"parameters": {"top": [1]}}, "parameters are booleans"),
+                ({"x": [1, 2]}, {"timeout": -1}, "timeout is whole milliseconds"),
+                ({"x": [1, 2]}, {"metadata": {"n": 1}}, "metadata are strings"),
+            ):
+                with self.subTest(want), self.assertRaisesRegex(ValueError, want):
+                    w.predict(inputs, **request)
+            w.add({"x": [1, 2]}, parameters={"a": np.float64(1)})
+            self.assertEqual(w.predict()[0]["y"].tolist(), [[1, 2]])
+            for batch in (1, 99):
+                with self.assertRaisesRegex(ValueError, "was not sent, or its result was taken"):
+                    w.result(batch)
+
+    def test_class_that_no_host_starts_is_refused_in_a_thread(self) -> None:
+        class Both(Scale):
+            def predict_item(self, item: Any) -> Any:
+                return {}
+
+        with self.assertRaisesRegex(ValueError, "both predict and predict_item"):
+            testing.run(Both, process=False).start()
+
+    def test_stream_that_fails_keeps_its_error(self) -> None:
+        class Silent(Worker):
+            inputs = {"x": Tensor("FP32", [2])}
+            outputs = {"y": Tensor("FP32", [-1])}
+
+            def stream(self, item: Any) -> Any:
+                yield {"y": [1]}
+                go_on.wait(30)
+
+        go_on = threading.Event()
+        cancels = mock.patch.object(testing.Stream, "cancel")
+        with testing.run(Silent, process=False, patience_s=0.5) as w, cancels as cancel:
+            with self.assertRaises(WorkerSilent), w.stream({"x": [1, 2]}) as stream:
+                for _ in stream:
+                    pass
+            cancel.assert_not_called()
+            go_on.set()
 
     def test_undeclared_inputs_are_named(self) -> None:
         with testing.run(Scale, process=False) as w:
@@ -206,6 +249,47 @@ class CheckTest(unittest.TestCase):
         self.assertEqual(len(lines), 12)
         self.assertIn("2 of 2 kinds refused", out)
         self.assertEqual(lines[-1], "nothing is wrong")
+
+    def test_batches_have_no_more_rows_than_a_host_sends(self) -> None:
+        body = """
+            def setup(self, ctx):
+                self.buffer = np.empty((ctx.max_size, 2), "float32")
+            def predict(self, batch):
+                x = self.buffer[:batch.rows]
+                x[:] = batch["x"]
+                return {"y": x.copy()}
+            """
+        for size in ("1", "2", "3"):
+            code, out = self.check(body, f"--max-size={size}")
+            self.assertEqual(code, 0, out)
+
+    def test_optional_input_need_not_be_in_an_example(self) -> None:
+        code, out = self.check(
+            """
+            inputs = {"x": Tensor("FP32", [-1, 2]), "mask": Tensor("FP32", [-1, 2], optional=True)}
+            examples = [{"x": [1, 2]}]
+            def predict(self, batch):
+                return {"y": batch["x"]}
+            """
+        )
+        self.assertEqual(code, 0, out)
+
+    def test_models_with_inputs_of_their_own_are_reloaded(self) -> None:
+        code, out = self.check(
+            """
+            models = ModelLimits()
+            def load(self, model):
+                spec = Tensor("FP32", [-1, 2])
+                model.inputs, model.outputs = {model.source: spec}, {"y": spec}
+                return model.source
+            def predict(self, batch):
+                return {"y": batch[batch.model]}
+            """,
+            "--model=a=x",
+            "--model=b=z",
+        )
+        self.assertEqual(code, 0, out)
+        self.assertIn("a, b", out)
 
     def test_options_reach_setup(self) -> None:
         body = """
@@ -353,7 +437,7 @@ class CheckTest(unittest.TestCase):
         with contextlib.redirect_stderr(io.StringIO()) as errors:
             self.assertEqual(check.main(["/no/such.py"]), 2)
         self.assertIn("there is no such file", errors.getvalue())
-        for wrong in ("--options=[1", "--options=[1]", "--max-size=0"):
+        for wrong in ("--options=[1", "--options=[1]", "--max-size=0", "--patience=0"):
             with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit) as end:
                 check.main(["w.py", wrong])
             self.assertEqual(end.exception.code, 2)
