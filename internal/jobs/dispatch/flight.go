@@ -321,7 +321,7 @@ func (o *owner) settle(ctx context.Context, e *entry, r *meshv1.JobRecord, answe
 	o.mu.Lock()
 	a := attempt{
 		outcome: out, failures: int(job.GetAttempts()) - 1 - int(job.GetInterruptions()), interruptions: int(job.GetInterruptions()),
-		most: cmp.Or(o.queues[e.line.queue].Attempts, DefaultAttempts), left: time.Unix(0, e.deadline).Sub(now),
+		most: cmp.Or(o.queues[e.line.queue].Attempts, DefaultAttempts), left: e.left(now),
 	}
 	if answer.Fault != nil {
 		a.retryAfter = answer.Fault.RetryAfter
