@@ -107,8 +107,8 @@ type Jobs struct {
 
 	control, chunks stream
 	retention       time.Duration
-	// Records bounds the records that each tenant keeps.
-	Records *Share
+	// Records bounds the records that each tenant keeps, and notices those of its webhooks.
+	Records, notices *Share
 
 	mu     sync.Mutex
 	epochs map[pipeline.QueueName]queueEpoch // of the queues that are followed
@@ -130,6 +130,7 @@ func NewJobs(b *bus.Bus, s Settings) *Jobs {
 		chunks:  newStream(b, "jobs", b.JobChunkStream(), b.AllJobChunks(), s, s),
 	}
 	out.config.Description, out.Records = "What became of jobs", out.newShare("jobs.max_bytes", fault.QueueFull)
+	out.notices = out.QueueShare(pipeline.WebhookQueue)
 	out.control.config.Description = "Leases and quotas of pools, and what operators have paused"
 	out.control.config.MaxAge, out.control.config.MaxBytes = 0, JobControlBytes
 	out.chunks.config.Description = "Chunks of the answers of jobs"
@@ -381,7 +382,8 @@ func WebhookQueueSettings() JobQueueSettings {
 }
 
 // Notify puts the notice of a job that has ended into the queue of webhooks: a job that calls the
-// URL, with the ended job and not its result. Repeated for that job, it adds no second call.
+// URL, with the ended job and not its result. Repeated for that job, it adds no second call. The error is
+// bus.ErrQueueFull if there is no room, or the tenant leaves too little to others. The tenant "" has no share.
 func (s *Jobs) Notify(ctx context.Context, tenant, url string, ended *inferencev1.Job) error {
 	document := pipeline.JobDocumentOf(ended)
 	body, err := json.Marshal(struct {
@@ -395,6 +397,11 @@ func (s *Jobs) Notify(ctx context.Context, tenant, url string, ended *inferencev
 	deadline, id := time.Now().Add(webhookTTL), pipeline.KeyedJobID(pipeline.WebhookQueue, tenant, ended.GetId())
 	job := queuedJob(id, deadline, &inferencev1.Job{Attributes: map[string]string{NoticeOf: ended.GetId()}})
 	job.Payload = &meshv1.QueuedJob_Http{Http: &inferencev1.HttpCall{Path: url, ContentType: "application/json", Body: body}}
+	stored, f := s.notices.Reserve(ctx, tenant, tenant != "", int64(proto.Size(job)))
+	if f != nil {
+		return fmt.Errorf("%w: %w", bus.ErrQueueFull, f)
+	}
+	defer stored()
 	_, _, err = s.Submit(ctx, id, tenant, JobHeader{Deadline: deadline}, job)
 	return err
 }

@@ -389,14 +389,14 @@ func TestJobsSetAsideAreTriedInTurnWhereNoOtherWaits(t *testing.T) {
 	t.Parallel()
 	o := &owner{
 		order: newOrder(weighted), credit: newCredit(BudgetConfig{}, 4, epoch), woken: make(chan struct{}, 1),
-		running: map[[16]byte]*running{}, held: 3,
+		running: map[[16]byte]*running{},
 	}
 	now := time.Now()
 	o.credit.breaker.opened, o.credit.breaker.until = 1, now
 	var jobs []*entry
 	for i := range 3 {
 		e := &entry{id: [16]byte{byte(i)}, isAside: true, deadline: now.Add(time.Hour).UnixNano(), line: o.order.line("a", "normal", "x")}
-		o.running[e.id] = &running{isHeld: true}
+		o.running[e.id] = &running{}
 		o.giveBack(e)
 		jobs = append(jobs, e)
 	}

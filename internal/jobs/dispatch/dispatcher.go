@@ -210,7 +210,7 @@ func (d *Dispatcher) ownPool(ctx context.Context, conn *bus.Bus, pool string, p 
 	defer context.AfterFunc(running, cancel)()
 	err = o.run(own, running)
 	if p.isGone || errors.Is(err, errRetired) {
-		// Cut attempts of a pool that is gone, and ends that wait for the queue of webhooks: the next owner goes on with them.
+		// Cut attempts of a pool that is gone, and ends that cannot be stored: the next owner goes on with them.
 		defer time.AfterFunc(retryEvery, func() { end(nil) }).Stop()
 	}
 	drain, stopDrain := process.DrainContext(ctx, cmp.Or(d.settings.DrainTimeout, DefaultDrainTimeout))

@@ -151,7 +151,7 @@ func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool)
 	switch {
 	case !isRead:
 	case errors.Is(err, store.ErrNoJob): // it was cancelled
-		o.forget(e, &inferencev1.Job{State: inferencev1.JobState_JOB_STATE_CANCELLED, Attempts: uint32(e.attempts)})
+		o.forget(e, &inferencev1.Job{State: cmp.Or(e.end, inferencev1.JobState_JOB_STATE_CANCELLED), Attempts: uint32(e.attempts)})
 	case errors.Is(err, store.ErrNotAJob):
 		o.log.Warn("a message in a queue is not a job, and is removed", "seq", e.seq)
 		if o.deadLetter(ctx, e, 0, fault.New(fault.InvalidRequest, "the message in the queue of jobs is not a job")) {
@@ -286,6 +286,10 @@ func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
 		if o.deadLetter(ctx, e, uint32(e.attempts), f) {
 			o.leave(ctx, e, ended)
 		}
+		return
+	}
+	if r.JobRecord == nil && e.end != 0 { // the record has expired
+		o.leave(ctx, e, &inferencev1.Job{Id: idOf(e).String(), Queue: e.line.queue, State: e.end})
 		return
 	}
 	state := r.GetJob().GetState()
@@ -433,21 +437,47 @@ func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 	o.mu.Unlock()
 	if url != "" && o.settings.Webhooks == nil {
 		o.log.Warn("a job has a webhook, and there is no jobs.webhooks any more", "job", idOf(e))
-	} else if url != "" {
-		o.mu.Lock()
-		o.setHeld(e)
-		o.mu.Unlock()
-		if !o.persist(ctx, e, "the notice of a job's end cannot be stored", func(ctx context.Context) error {
-			return o.jobs.Notify(ctx, e.line.tenant, url, ended)
-		}) {
-			return
-		}
+	} else if url != "" && !o.notify(ctx, e, url, ended) {
+		return
 	}
 	if o.persist(ctx, e, "a job cannot be removed from its queue", func(ctx context.Context) error {
 		return o.jobs.Remove(ctx, idOf(e), e.seq)
 	}) {
 		o.forget(e, ended)
 	}
+}
+
+// notify stores the notice of a job's end. If that fails it returns false, and the job waits again: for half
+// the time that its record is kept.
+func (o *owner) notify(ctx context.Context, e *entry, url string, ended *inferencev1.Job) bool {
+	tenant, now, err := e.line.tenant, time.Now(), bus.ErrQueueFull
+	o.mu.Lock()
+	until := o.full[tenant]
+	o.mu.Unlock()
+	if isDue := !now.Before(until); isDue {
+		limited, cancel := context.WithTimeout(ctx, brokerTimeout)
+		if err = o.jobs.Notify(limited, tenant, url, ended); errors.Is(err, bus.ErrNoQueue) {
+			err = errors.Join(err, o.ensure(limited))
+		}
+		cancel()
+		if err == nil {
+			return true
+		}
+		if now.Sub(until) > fullLog {
+			o.log.Warn("ended jobs of a tenant wait, as the queue of webhooks takes no notice", "tenant", tenant, "error", err)
+		}
+		until = time.Now().Add(fullPause)
+	}
+	if ctx.Err() == nil && now.Sub(ended.GetEndedAt().AsTime()) > o.jobs.Retention()/2 {
+		o.log.Warn("the notice of a job's end is dropped", "job", idOf(e), "error", err)
+		return true
+	}
+	o.mu.Lock()
+	o.full[tenant] = until
+	e.park(ended.GetState(), until)
+	o.mu.Unlock()
+	o.giveBack(e)
+	return false
 }
 
 // forget drops a job that has left, and counts its end.
@@ -507,24 +537,13 @@ func (o *owner) refund(e *entry) {
 
 // finish takes note that nothing runs of a job; the lock is held.
 func (o *owner) finish(e *entry) {
-	o.setHeld(e)
 	if o.running[e.id].isEnding {
 		o.ending--
 	} else {
-		o.held--
-	}
-	delete(o.running, e.id)
-	o.wake()
-}
-
-// setHeld takes note that a job's attempt is over, and that its end may wait for the queue of webhooks; the lock is held.
-func (o *owner) setHeld(e *entry) {
-	if r := o.running[e.id]; !r.isEnding && !r.isHeld {
 		o.refund(e)
 		o.credit.finish(e.id, interrupted, 0, time.Now()) // unless settle has done that
 		o.limits.end(e)
-		r.isHeld = true
-		o.held++
-		o.wake()
 	}
+	delete(o.running, e.id)
+	o.wake()
 }

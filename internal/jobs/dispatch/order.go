@@ -37,8 +37,9 @@ type entry struct {
 	size, tokens            uint32
 	record                  uint64 // the number of the job's record, which has what follows; 0 for none
 	attempts, interruptions uint16
-	isAside                 bool // it failed while the breaker was open; see owner.aside
-	wasLate                 bool // it has let others go first, for want of time
+	isAside                 bool                 // it failed while the breaker was open; see owner.aside
+	wasLate                 bool                 // it has let others go first, for want of time
+	end                     inferencev1.JobState // its end, if that is stored, but not the notice for its webhook
 	usage                   *inferencev1.JobUsage
 	closed                  time.Duration // how long the pool's gate had been closed as the job began to wait
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"reflect"
 	"sync"
 	"time"
@@ -51,7 +52,8 @@ type owner struct {
 	highest     uint64          // number of a record that is known
 	isReserving bool            // a reservation of quotas is stored
 	ending      int             // ends that are stored without an attempt
-	held        int             // ends of attempts that wait for the queue of webhooks
+	// full is when to try again, by tenant whose last notice was not stored.
+	full map[string]time.Time
 	// isRetiring is true once the plan is another one: no attempt begins, and the owner stops.
 	isRetiring bool
 	// aside are the jobs that failed while the breaker was open, in that order. They are delayed until it closes, or
@@ -70,7 +72,6 @@ type running struct {
 	cancel   context.CancelFunc
 	low      uint64 // not above the number of the record that it writes
 	isEnding bool   // true for one that is counted in ending
-	isHeld   bool   // true for one that is counted in held
 	webhook  string // the job's; empty until it is read
 	// unsent is when limits took the cost of an attempt that is not sent yet; zero if there is none.
 	unsent time.Time
@@ -83,8 +84,11 @@ type targetLatch struct {
 }
 
 const (
-	maxEnding = 64 // bounds the ends that are stored at a time, of jobs that expire or were cancelled
+	maxEnding = 64 // bounds the ends that are stored at a time, of jobs that expire, were cancelled or are parked
 	maxReads  = 64 // how many records of an earlier owner are read at a time
+	// fullPause is the pause after a notice that was not stored. The tenant's ended jobs then try again, about one
+	// in each fullStep, and within fullSpread. A failure is logged if there was none for fullLog.
+	fullPause, fullStep, fullSpread, fullLog = time.Second, time.Millisecond, 30 * time.Second, time.Minute
 	// idlePause is how long dispatch waits where nothing wakes it.
 	idlePause = 100 * time.Millisecond
 	quotaKind = "quota"
@@ -95,6 +99,7 @@ func newOwner(d *Dispatcher, pool string, p plan, l *store.Lease) *owner {
 		Dispatcher: d, plan: p, lease: l, pool: pool, log: d.log.With("pool", pool),
 		woken: make(chan struct{}, 1), order: newOrder(cmp.Or(p.config.Merge, weighted)),
 		known: map[[16]byte]*entry{}, running: map[[16]byte]*running{}, records: map[[16]byte]store.StoredRecord{}, took: map[string][]time.Duration{},
+		full: map[string]time.Time{},
 	}
 	o.gate, _ = newPoolGate(&d.settings, p.config, time.Now()) // Validate has checked it
 	o.credit, o.limits = o.gate.credit, newLimits(p.config.Limits, time.Now())
@@ -259,7 +264,7 @@ func (o *owner) receive(j store.StoredJob) {
 
 // enqueue has a job wait, or end at once if it fits into no quota; the lock is held.
 func (o *owner) enqueue(e *entry, now time.Time) {
-	if o.limits.tooSmallFor(e) != nil {
+	if e.end == 0 && o.limits.tooSmallFor(e) != nil {
 		e.deadline = min(e.deadline, now.UnixNano())
 	}
 	o.order.add(e, now.UnixNano())
@@ -326,17 +331,28 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		if e == nil {
 			break
 		}
-		o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
+		switch until := o.full[e.line.tenant]; {
+		case e.end == 0:
+			o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
+		case now.Before(until):
+			o.order.remove(e)
+			e.park(e.end, until)
+			o.enqueue(e, now)
+		default:
+			o.startEnd(e, func(ctx, _ context.Context) { o.endUnlessOpen(ctx, e) })
+		}
 	}
-	for !o.isRetiring && !o.isGone && !o.tooManyHeld() && o.lease.IsHeld(now) {
-		e := o.order.next(func(l *line) bool { return o.limits.limitOf(l, now, true) != nil })
+	for !o.isRetiring && !o.isGone && o.lease.IsHeld(now) {
+		e := o.order.next(func(l *line) bool { // what has expired ends as soon as other ends are stored
+			return l.head().deadline <= now.UnixNano() || o.limits.limitOf(l, now, true) != nil
+		})
 		if e == nil && o.probeAgain(now) {
 			continue
 		}
-		if e == nil || e.deadline <= now.UnixNano() { // it ends as soon as other ends are stored
+		if e == nil {
 			break
 		}
-		if left := e.left(now); left < e.line.of.least && !e.wasLate && len(o.running) > o.ending+o.held {
+		if left := e.left(now); left < e.line.of.least && !e.wasLate && len(o.running) > o.ending {
 			o.order.remove(e) // it will hardly end in time, so others go first
 			e.wasLate, e.notBefore = true, now.Add(left/4).UnixNano()
 			o.order.add(e, now.UnixNano())
@@ -362,11 +378,16 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		pause = min(pause, max(0, time.Duration(o.order.nextEvent()-now.UnixNano())))
 	}
 	// What runs of a pool that is gone is an earlier owner's, and the next one resumes it.
-	return pause, o.isRetiring && (o.isGone || len(o.running) == o.ending+o.held)
+	return pause, o.isRetiring && (o.isGone || len(o.running) == o.ending)
 }
 
-// tooManyHeld reports whether so many ends wait for the queue of webhooks that no attempt may begin.
-func (o *owner) tooManyHeld() bool { return o.held >= maxEnding+o.credit.maxInFlight }
+// park has an ended job wait whose notice is not stored; the lock is held. Without a record, low may rise above it.
+func (e *entry) park(end inferencev1.JobState, until time.Time) {
+	e.end, e.isAside, e.record = end, false, 0
+	spread := min(fullStep*time.Duration(1+e.line.of.delayed), fullSpread)
+	e.notBefore = until.Add(rand.N(spread)).UnixNano() //nolint:gosec // it keeps no secret
+	e.deadline = e.notBefore
+}
 
 func (o *owner) reserve(ctx context.Context) {
 	ok := o.persist(ctx, nil, "the quotas of the pool cannot be stored", func(ctx context.Context) error {

@@ -57,8 +57,6 @@ func (o *owner) report(job pipeline.JobID) *meshv1.PoolReport {
 		why = "pool is not in the file"
 	case o.isRetiring:
 		why = "configuration changes"
-	case o.tooManyHeld():
-		why = "ended jobs wait for room in the queue of webhooks"
 	}
 	if why != "" {
 		out.State, out.Why, out.Since, out.N = "closed", why, nil, 0

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/net/dns/dnsmessage"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -113,12 +114,17 @@ func loopbackResolver(t *testing.T) *net.Resolver {
 // submitWithWebhook submits a job that expires after ttl.
 func (b *meshBed) submitWithWebhook(url string, ttl time.Duration) pipeline.JobID {
 	b.t.Helper()
+	return b.submitWithWebhookFor("", url, ttl)
+}
+
+func (b *meshBed) submitWithWebhookFor(tenant, url string, ttl time.Duration) pipeline.JobID {
+	b.t.Helper()
 	id, deadline := pipeline.NewJobID(queue), time.Now().Add(ttl)
 	job := &meshv1.QueuedJob{
 		Job:     &inferencev1.Job{Id: id.String(), Queue: string(queue), AcceptedAt: timestamppb.Now(), Deadline: timestamppb.New(deadline)},
 		Payload: &meshv1.QueuedJob_Infer{Infer: &inferencev1.InferRequest{}}, Webhook: url,
 	}
-	if _, _, err := b.jobs.Submit(b.t.Context(), id, "", store.JobHeader{Deadline: deadline}, job); err != nil {
+	if _, _, err := b.jobs.Submit(b.t.Context(), id, tenant, store.JobHeader{Deadline: deadline}, job); err != nil {
 		b.t.Fatal(err)
 	}
 	return id
@@ -255,9 +261,7 @@ func TestNoticeIsSentOnceAfterACrash(t *testing.T) {
 	b := newNotifier(t, "127.0.0.1")
 	// A dispatcher has stored the end, and no more; another one has also stored the notice.
 	var ids []pipeline.JobID
-	if err := b.jobs.EnsureQueue(t.Context(), pipeline.WebhookQueue, store.WebhookQueueSettings()); err != nil {
-		t.Fatal(err)
-	}
+	b.limitNotices(mebibytes)
 	for _, hasNotice := range []bool{false, true} {
 		id := b.submitWithWebhook(to.URL, time.Hour)
 		ended := &inferencev1.Job{Id: id.String(), Queue: string(queue), State: hasSucceeded, EndedAt: timestamppb.Now()}
@@ -294,39 +298,40 @@ func TestNoticeIsSentOnceAfterACrash(t *testing.T) {
 	}
 }
 
-func TestFullQueueOfWebhooksBoundsEndsAndNoReload(t *testing.T) {
+// limitNotices makes the queue of webhooks, or changes it, so that it holds so many bytes.
+func (b *meshBed) limitNotices(most int64) {
+	b.t.Helper()
+	err := b.jobs.EnsureQueue(b.t.Context(), pipeline.WebhookQueue, store.WebhookQueueSettings())
+	if err == nil {
+		var s jetstream.Stream
+		if s, err = b.conn.JetStream().Stream(b.t.Context(), b.conn.JobStream(pipeline.WebhookQueue)); err == nil {
+			config := s.CachedInfo().Config
+			config.MaxBytes = most
+			_, err = b.conn.JetStream().UpdateStream(b.t.Context(), config)
+		}
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// A full queue of webhooks stops neither attempts nor ends nor a reload, and the ended jobs leave later.
+func TestEndedJobsWaitForRoomForTheirNotices(t *testing.T) {
 	t.Parallel()
-	const most, many = maxEnding + 4, 200 // 4 is max_in_flight
+	const many = 2 * maxEnding
 	to := newReceiver(t, 200)
 	b, target := newNotifier(t, "127.0.0.1"), &stub{}
-	if err := b.jobs.EnsureQueue(t.Context(), pipeline.WebhookQueue, store.WebhookQueueSettings()); err != nil {
-		t.Fatal(err)
-	}
-	setMaxBytes := func(n int64) {
-		s, err := b.conn.JetStream().Stream(t.Context(), b.conn.JobStream(pipeline.WebhookQueue))
-		if err == nil {
-			config := s.CachedInfo().Config
-			config.MaxBytes = n
-			_, err = b.conn.JetStream().UpdateStream(t.Context(), config)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	setMaxBytes(1)
+	b.limitNotices(1)
 	var ids []pipeline.JobID
 	for range many {
 		ids = append(ids, b.submitWithWebhook(to.URL, time.Hour))
 	}
 	b.start(target)
-	isHeld := func(r *meshv1.PoolReport) bool {
-		return r.GetWhy() == "ended jobs wait for room in the queue of webhooks" && r.GetOut() == 0
+	wait := func(r *meshv1.PoolReport) bool {
+		return r.GetOut() == 0 && r.GetQueues()[0].GetDelayed() == many
 	}
-	b.report("ends are held", ids[0], isHeld)
-	if runs, _, _ := target.counts(); runs < most || runs >= 2*most { // a few more end while the first are stored
-		t.Errorf("%d ended, not about %d", runs, most)
-	}
-	b.wantEnd(b.submit(func(h *store.JobHeader) { h.Deadline = time.Now().Add(100 * time.Millisecond) }), hasExpired, fault.DeadlineExceeded, 0)
+	b.report("ended jobs wait", ids[0], wait)
+	b.wantEnd(b.submit(), hasSucceeded, "", 1)
 	before := b.owner("main")
 	b.reload(func(c *Config) {
 		p := c.Pools["main"]
@@ -334,14 +339,60 @@ func TestFullQueueOfWebhooksBoundsEndsAndNoReload(t *testing.T) {
 		c.Pools["main"] = p
 	})
 	testbed.Eventually(t, "another owner has the pool", func() bool { o := b.owner("main"); return o != nil && o != before })
-	b.report("ends are held again", ids[0], isHeld)
-	setMaxBytes(mebibytes)
+	b.report("ended jobs wait again", ids[0], wait)
+	b.limitNotices(mebibytes)
 	for _, id := range ids {
 		b.wantEnd(id, hasSucceeded, "", 1)
 		if n := target.ran(id); n != 1 {
 			t.Errorf("job %s ran %d times", id, n)
 		}
+		b.noticeOf(id)
 	}
+	if n := len(to.received()); n != many {
+		t.Errorf("%d calls", n)
+	}
+}
+
+// The end of a job that waits for room may be forgotten meanwhile. The job runs no second time.
+func TestEndedJobLeavesOnceItsRecordIsGone(t *testing.T) {
+	t.Parallel()
+	b, target := newNotifier(t, "127.0.0.1"), &stub{}
+	b.limitNotices(1)
+	id := b.submitWithWebhook("https://example.com", time.Hour)
+	b.start(target)
+	b.report("the ended job waits", id, func(r *meshv1.PoolReport) bool { return r.GetQueues()[0].GetDelayed() == 1 })
+	records, err := b.conn.JetStream().Stream(t.Context(), b.conn.JobRecordStream())
+	if err == nil {
+		err = records.Purge(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	testbed.Eventually(t, "it leaves its queue", func() bool {
+		_, err := b.jobs.Queued(t.Context(), id, "")
+		return errors.Is(err, store.ErrNoJob)
+	})
+	if n := target.ran(id); n != 1 {
+		t.Errorf("it ran %d times", n)
+	}
+}
+
+func TestNoticesOfOneTenantLeaveRoomForOthers(t *testing.T) {
+	t.Parallel()
+	const many = 4 * maxEnding
+	failing, working := newReceiver(t, 500), newReceiver(t, 200)
+	b := newNotifier(t, "127.0.0.1")
+	b.limitNotices(many * 200) // a notice takes more
+	for range many {
+		b.submitWithWebhookFor("a", failing.URL, time.Hour)
+	}
+	b.start(&stub{})
+	b.report("some notices find no room", pipeline.JobID{}, func(r *meshv1.PoolReport) bool {
+		q := r.GetQueues()[0]
+		return q.GetEnded() > 0 && q.GetDelayed() > 0 && q.GetEnded()+q.GetDelayed() == many
+	})
+	b.submitWithWebhookFor("b", working.URL, time.Hour)
+	testbed.Eventually(t, "the other tenant's notice is sent", func() bool { return len(working.received()) == 1 })
 }
 
 // A receiver that fails does not keep the others from their notices, and its notices are no loss.
