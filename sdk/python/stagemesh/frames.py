@@ -336,12 +336,19 @@ class Connection:
     # --- writing ---------------------------------------------------------
 
     def send(self, header: bytes, pieces: Sequence[Buffer] = (), size: int = 0) -> None:
-        """Sends a frame whose body is the pieces, size bytes in all."""
+        """Sends a frame whose body is the pieces, size bytes in all.
+
+        After the socket's timeout it closes the connection, and raises socket.timeout.
+        """
         buffers = _buffers(header, pieces, size)
         with self._lock:
-            sent = self._send_some(buffers, 0)
-            if sent != 16 + len(header) + size:
-                self._send_rest(buffers, sent)
+            try:
+                sent = self._send_some(buffers, 0)
+                if sent != 16 + len(header) + size:
+                    self._send_rest(buffers, sent)
+            except socket.timeout:
+                self.hang_up()
+                raise
 
     def send_now(self, header: bytes, pieces: Sequence[Buffer] = (), size: int = 0) -> Optional[Callable[[], None]]:
         """Sends a frame, as send does, as far as that is possible without waiting.
@@ -390,6 +397,8 @@ class Connection:
             return self._sendmsg(buffers, (), flags | _NO_SIGPIPE) if len(buffers) <= _IOV_MAX else 0
         except BlockingIOError:
             return 0
+        except socket.timeout:
+            raise
         except OSError as error:
             raise Ended(str(error)) from None
 

@@ -449,6 +449,10 @@ class Run:
     def _send(self, header: bytes, pieces: Sequence[Any] = (), size: int = 0) -> None:
         try:
             self._open().send(header, pieces, size)
+        except socket.timeout:
+            self._abort()
+            text = f"the worker read nothing for {self._patience:g} s: take the results of earlier batches first"
+            raise WorkerSilent(text) from None
         except Ended:
             raise WorkerEnded(f"the worker has ended: {self._how()}") from None
 

@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 
-from stagemesh import InvalidInput, Tensor, Worker, check, testing
+from stagemesh import Bytes, InvalidInput, Tensor, Worker, check, testing
 from stagemesh.lifecycle import NotFound, target_of
 from stagemesh.testing import BatchFailed, WorkerEnded, WorkerSilent
 
@@ -125,6 +125,19 @@ class TestingTest(unittest.TestCase):
                     pass
             cancel.assert_not_called()
             go_on.set()
+
+    def test_worker_that_reads_nothing_is_named(self) -> None:
+        class Echo(Worker):
+            inputs = {"x": Bytes()}
+            outputs = {"y": Bytes()}
+
+            def predict(self, batch: Any) -> Any:
+                return {"y": batch["x"]}
+
+        with testing.run(Echo, process=False, patience_s=2) as w:
+            with self.assertRaisesRegex(WorkerSilent, "read nothing for 2 s: take the results"):
+                for _ in range(4):  # a result that nobody takes fills the buffers of the socket
+                    w.send([testing.Request({"x": bytes(16 << 20)})])
 
     def test_undeclared_inputs_are_named(self) -> None:
         with testing.run(Scale, process=False) as w:
