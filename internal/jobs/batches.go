@@ -110,6 +110,8 @@ func (s *Service) CallBatches(ctx context.Context, do func() error) error {
 		return f
 	case ctx.Err() != nil:
 		return fault.From(ctx.Err())
+	case errors.Is(err, store.ErrNoRecord): // its record is there
+		return fault.New(fault.NotFound, "the bytes of the file have expired").Caused(err)
 	case errors.Is(err, bus.ErrQueueFull):
 		return fault.New(fault.QueueFull, "the space for files and batches is full; delete files").WithRetryAfter(budget.RetryAfter).Caused(err)
 	case errors.Is(err, bus.ErrNoQueue):

@@ -39,12 +39,17 @@ func (e Event) append(dst []byte) []byte {
 	dst = append(dst, "data: "...)
 	start := len(dst)
 	dst = append(dst, e.Data...)
-	for i := start; i < len(dst); i++ {
-		if dst[i] == '\n' || dst[i] == '\r' {
-			dst[i] = ' '
+	JoinLines(dst[start:])
+	return append(dst, "\n\n"...)
+}
+
+// JoinLines replaces line ends, which JSON has between tokens only, by spaces.
+func JoinLines(document []byte) {
+	for i, c := range document {
+		if c == '\n' || c == '\r' {
+			document[i] = ' '
 		}
 	}
-	return append(dst, "\n\n"...)
 }
 
 // EventStream is one response of server-sent events.

@@ -114,16 +114,19 @@ func isPrintable(s string) bool {
 // timingSize is how many bytes Server-Timing takes where it needs no memory but its text.
 const timingSize = 512
 
+// maxTiming is from which size on Server-Timing has no more steps and branches.
+const maxTiming = 2 << 10
+
 // ServerTiming returns a timeline as a Server-Timing header: for each step the queue wait,
 // the batch wait and the run time, for each block and branch how it ended, then the total. Durations are
-// in milliseconds.
+// in milliseconds. Beyond some 2 KiB, which clients of gRPC and proxies accept, it has the total alone of what is left.
 func ServerTiming(total time.Duration, steps []envelope.StepTiming, branches []envelope.Branch) string {
 	var buf [timingSize]byte
 	out := buf[:0]
-	for _, step := range steps {
-		out = appendStepTiming(out, step)
+	for i := 0; i < len(steps) && len(out) < maxTiming; i++ {
+		out = appendStepTiming(out, steps[i])
 	}
-	for i := range branches {
+	for i := 0; i < len(branches) && len(out) < maxTiming; i++ {
 		out = appendBranch(out, &branches[i])
 	}
 	out = append(out, "total"...)

@@ -57,3 +57,16 @@ func TestServerTimingIsWellFormed(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 }
+
+func TestServerTimingIsBounded(t *testing.T) {
+	t.Parallel()
+	steps, branches := make([]envelope.StepTiming, 64), make([]envelope.Branch, 64)
+	for i := range steps {
+		steps[i].Step, branches[i].Path = "a-step-of-a-pipeline", "look/a"
+	}
+	for _, got := range []string{transport.ServerTiming(time.Second, steps, nil), transport.ServerTiming(time.Second, nil, branches[:]), transport.ServerTiming(time.Second, steps[:2], branches)} {
+		if len(got) > 2300 || !strings.HasSuffix(got, `", total;dur=1000.000`) {
+			t.Errorf("%d bytes: %s", len(got), got)
+		}
+	}
+}

@@ -106,6 +106,12 @@ func IsReader(ctx context.Context) bool { return ctx.Value(readerKey{}) != nil }
 
 type deniedKey struct{}
 
+// headKey is the key of the context of a HEAD request.
+type headKey struct{}
+
+// IsHead reports whether a GET request was a HEAD request: its answer has no body, so an endless one is of no use.
+func IsHead(ctx context.Context) bool { return ctx.Value(headKey{}) != nil }
+
 // Denied returns why the Guard of WithMemory denies a request; nil if the caller may call.
 func Denied(ctx context.Context) error {
 	err, _ := ctx.Value(deniedKey{}).(error)
@@ -150,6 +156,7 @@ func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.Resp
 			bounded.Body = from
 		}
 		if r.Method == http.MethodHead {
+			bounded = bounded.WithContext(context.WithValue(ctx, headKey{}, true))
 			bounded.Method = http.MethodGet // net/http sends no body: it has the original
 		}
 		if hasBody && r.ProtoMajor == 1 {

@@ -201,3 +201,29 @@ func (b *batchBed) job(body string) string {
 	})
 	return id
 }
+
+// An answer that can have no content is no success.
+func TestFileWhoseContentIsGoneIsNotFound(t *testing.T) {
+	t.Parallel()
+	broker := testbed.StartBroker(t)
+	b := startBatchesOf(t, "nightly", `url: "`+broker.URL()+`"`, "{pipelines: [p]}")
+	file, _, _ := b.upload("x\n", "purpose", "batch")
+	js, err := jetstream.New(broker.Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, err := js.StreamNameBySubject(t.Context(), bus.SubjectsOf("m").FileData(uuid.NewString()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	contents, err := js.Stream(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := contents.Purge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if status, answer := b.call("GET", "/v1/files/"+file.ID+"/content", "", nil, nil); status != http.StatusNotFound {
+		t.Errorf("%d %s", status, answer)
+	}
+}

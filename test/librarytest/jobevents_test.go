@@ -289,3 +289,20 @@ func TestUnknownEventIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// A HEAD request has no events to wait for: the connection takes the next request at once.
+func TestHeadOfEventsEnds(t *testing.T) {
+	t.Parallel()
+	m := startJobs(t, false)
+	at := m.URL() + "/v1/jobs/" + submitJob(t, m, "", "a")
+	transport := &http.Transport{MaxConnsPerHost: 1}
+	t.Cleanup(transport.CloseIdleConnections)
+	client := &http.Client{Transport: transport, Timeout: 30 * time.Second}
+	response, _ := testbed.Call(t, client, http.MethodHead, at+"/events", "")
+	if response.StatusCode != http.StatusOK || response.Header.Get("Content-Type") != "text/event-stream" {
+		t.Errorf("%d %v", response.StatusCode, response.Header)
+	}
+	if response, body := testbed.Call(t, client, http.MethodGet, at, ""); response.StatusCode != http.StatusOK || !strings.Contains(body, "queued") {
+		t.Errorf("%d %s", response.StatusCode, body)
+	}
+}

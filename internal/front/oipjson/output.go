@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"unicode/utf8"
 
+	"github.com/go-json-experiment/json/jsontext"
+
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/sdk/go/tensor"
@@ -54,9 +56,8 @@ func invalidOutput(path string, err error) error {
 // AppendString appends a JSON string. Bytes that are not UTF-8 become U+FFFD.
 func AppendString(dst []byte, s string) []byte {
 	if !plain(s) {
-		// Of a string, Marshal has nothing to refuse.
-		quoted, _ := json.Marshal(s)
-		return append(dst, quoted...)
+		dst, _ = jsontext.AppendQuote(dst, s)
+		return dst
 	}
 	dst = append(dst, '"')
 	dst = append(dst, s...)

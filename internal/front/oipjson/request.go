@@ -192,6 +192,9 @@ func (d *decoder) output(i int) error {
 		case "name":
 			out.Name, err = d.name(path + ".name")
 		case "parameters":
+			if d.next() == 'n' {
+				return d.skip()
+			}
 			out.Parameters, err = d.parameters(path + ".parameters")
 		default:
 			err = d.skip()
@@ -353,7 +356,7 @@ func (d *inputDecoder) decode(i int, twice string) (err error) {
 	if err := d.shape(); err != nil {
 		return err
 	}
-	if at, ok := d.members["parameters"]; ok {
+	if at, ok := d.members["parameters"]; ok && at.next() != 'n' {
 		if d.out.Parameters, err = d.at(at).parameters(d.path + ".parameters"); err != nil {
 			return err
 		}

@@ -149,6 +149,10 @@ func TestOptionalMembersMayBeNull(t *testing.T) {
 	if err != nil || request.ID != "" || request.Parameters != nil || request.OutputNames() != nil {
 		t.Errorf("got %+v, %v", request, err)
 	}
+	request, err = oipjson.Decode([]byte(`{"inputs":[{"parameters": null,"name":"x","datatype":"BOOL","shape":[0],"data":[]}],"outputs":[{"name":"y","parameters":null}]}`), nil)
+	if err != nil || request.Inputs[0].Parameters != nil || request.Outputs[0].Parameters != nil {
+		t.Errorf("got %+v, %v", request, err)
+	}
 }
 
 func TestInputMayOmitData(t *testing.T) {

@@ -28,6 +28,7 @@
 package openai
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -242,12 +243,16 @@ func (h *handler) getContent(w http.ResponseWriter, r *http.Request) (any, error
 	if err != nil {
 		return nil, err
 	}
+	from := bufio.NewReader(content)
+	if _, err := from.Peek(1); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
 	header := w.Header()
 	header.Set("Content-Type", "application/octet-stream")
 	header.Set("Content-Length", strconv.FormatInt(file.Bytes, 10))
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("Content-Security-Policy", "sandbox; default-src 'none'")
-	_, _ = io.Copy(w, content) // the caller sees by the length that it is not all
+	_, _ = io.Copy(w, from) // the caller sees by the length that it is not all
 	return nil, nil
 }
 

@@ -52,7 +52,7 @@ func (p *Port) Handler(mux *http.ServeMux) (http.Handler, error) {
 	if memory == nil {
 		memory = transport.NewMemory(nil)
 	}
-	return transport.WithMemory(out, memory, p.identify, p.reject), nil
+	return transport.WithMemory(out, memory, p.identify, p.rejector()), nil
 }
 
 // identify returns who sends a request, or why it may not.

@@ -51,7 +51,18 @@ func (p *Port) protectOrigins(next http.Handler) (http.Handler, error) {
 	if len(p.Origins) == 0 {
 		return next, nil
 	}
-	return withCORS(next, p.Origins), nil
+	return newCORS(p.Origins).Handler(next), nil
+}
+
+// rejector returns reject, whose errors pages of the listed origins can read.
+func (p *Port) rejector() func(http.ResponseWriter, *http.Request, error) {
+	if len(p.Origins) == 0 {
+		return p.reject
+	}
+	c := newCORS(p.Origins)
+	return func(w http.ResponseWriter, r *http.Request, err error) {
+		c.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.reject(w, r, err) })).ServeHTTP(w, r)
+	}
 }
 
 // originProtection returns nil where pages of every origin may call.
@@ -86,17 +97,17 @@ var openAIHeaders = []string{
 	"X-Stainless-OS", "X-Stainless-Package-Version", "X-Stainless-Poll-Helper", "X-Stainless-Retry-Count", "X-Stainless-Runtime", "X-Stainless-Runtime-Version", "X-Stainless-Timeout",
 }
 
-func withCORS(next http.Handler, origins []string) http.Handler {
+func newCORS(origins []string) *cors.Cors {
 	return cors.New(cors.Options{
 		AllowedOrigins: origins,
 		AllowedMethods: slices.Concat(connectcors.AllowedMethods(), []string{http.MethodHead, http.MethodDelete}),
 		AllowedHeaders: slices.Concat(connectcors.AllowedHeaders(), openAIHeaders, []string{
 			transport.HeaderTimeout, transport.HeaderPriority, transport.HeaderDurability, transport.HeaderIdempotencyKey, transport.HeaderWaitForCapacity, transport.HeaderComplete,
-			transport.HeaderTraceParent, transport.HeaderTraceState, transport.HeaderJSONLength, "Authorization", "If-None-Match", "Prefer",
+			transport.HeaderTraceParent, transport.HeaderTraceState, transport.HeaderJSONLength, "Authorization", "If-None-Match", "Last-Event-ID", "Prefer",
 		}),
 		ExposedHeaders: slices.Concat(connectcors.ExposedHeaders(), []string{
-			transport.HeaderRequestID, transport.HeaderPartial, transport.HeaderActivating, transport.HeaderServerTiming, "Trailer-" + transport.HeaderServerTiming, transport.HeaderJSONLength, "Retry-After", "ETag", "Location", "Preference-Applied", "X-Request-Id",
+			transport.HeaderRequestID, transport.HeaderPartial, transport.HeaderActivating, transport.HeaderServerTiming, "Trailer-" + transport.HeaderServerTiming, transport.HeaderJSONLength, "Retry-After", "ETag", "Location", "Preference-Applied", "Stagemesh-Job-State", "X-Request-Id",
 		}),
 		MaxAge: int(preflightAge / time.Second),
-	}).Handler(next)
+	})
 }

@@ -113,6 +113,7 @@ func TestListedOriginMaySendAndReadProtocolHeaders(t *testing.T) {
 	for path, row := range map[string]struct{ method, sent, read string }{
 		"/v2/models/m/infer": {http.MethodPost, "inference-header-content-length", "Inference-Header-Content-Length"},
 		"/openapi.json":      {http.MethodGet, "if-none-match", "Etag"},
+		"/v1/jobs/x/events":  {http.MethodGet, "authorization,last-event-id", "Stagemesh-Job-State"},
 		"/v1/chat/completions": {
 			http.MethodPost, "authorization,content-type,openai-organization,openai-project,user-agent,x-stainless-arch,x-stainless-helper-method,x-stainless-lang,x-stainless-os," +
 				"x-stainless-package-version,x-stainless-retry-count,x-stainless-runtime,x-stainless-runtime-version,x-stainless-timeout", "X-Request-Id",

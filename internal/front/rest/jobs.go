@@ -280,6 +280,13 @@ func writeResult(w http.ResponseWriter, out *inferencev1.GetJobResponse, f forma
 // jobEvents answers with the events of a job until its end. There are none after the last one:
 // 204, so that readers do not ask again.
 func (h *jobsHandler) jobEvents(w http.ResponseWriter, r *http.Request) error {
+	if transport.IsHead(r.Context()) {
+		_, err := h.jobs.GetJob(r.Context(), &inferencev1.GetJobRequest{Id: r.PathValue("name")})
+		if err == nil {
+			w.Header().Set("Content-Type", transport.EventStreamType)
+		}
+		return err
+	}
 	out, after := transport.NewEventStream(w, h.settings.PingInterval), strings.TrimSpace(r.Header.Get(lastEventID))
 	err := out.Run(r.Context(), func(ctx context.Context) error {
 		return h.jobs.WatchJob(ctx, r.PathValue("name"), after, func(e *inferencev1.WatchJobResponse) error {

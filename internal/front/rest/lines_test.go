@@ -20,6 +20,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
+	"github.com/stagemesh/stagemesh/mesh/payload"
 )
 
 // manyAnswer is a line of an answer.
@@ -172,6 +173,17 @@ func TestLinesAreRefusedWhole(t *testing.T) {
 }
 
 // A line that is too long fails alone, and a caller that leaves ends what runs.
+func TestAnswerOfALineIsOneLine(t *testing.T) {
+	t.Parallel()
+	caller := &fronttest.Caller{Answer: func(context.Context, *request.Request) (*request.Response, error) {
+		return &request.Response{Outputs: []payload.Part{payload.OfBlob("y", "application/json", []byte("{\n  \"a\": 1\r\n}\n"))}}, nil
+	}}
+	_, body := testbed.Call(t, http.DefaultClient, http.MethodPost, serveMany(t, caller, transport.Settings{})+"/v1/pipelines/echo:many", "{\"x\":1}\n", "Content-Type", "application/x-ndjson")
+	if !strings.Contains(body, `"json":{   "a": 1  } }`) || strings.IndexAny(body, "\r\n") != len(body)-1 {
+		t.Errorf("%q", body)
+	}
+}
+
 func TestLinesEndAloneAndTogether(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", manyMemory+1) + "\n"

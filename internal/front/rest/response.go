@@ -120,6 +120,9 @@ func (f format) document(r *request.Response) ([]byte, error) {
 		dst = appendValue(append(dst, `,"metadata":`...), r.Metadata)
 	}
 	dst = appendValue(append(dst, `,"timeline":`...), timelineOf(r.Timeline))
+	if f.line > 0 {
+		transport.JoinLines(dst)
+	}
 	return append(dst, "}\n"...), nil
 }
 
