@@ -302,6 +302,9 @@ func (s *Service) nextQueued(ctx context.Context, queue pipeline.QueueName, tena
 	if out.job = r.GetJob(); errors.Is(err, store.ErrNoJob) {
 		out.job, err = fromQueue(q), nil
 	}
+	if store.IsEnd(out.job.GetState()) { // its notice waits for room
+		out.job = nil
+	}
 	return out, err
 }
 

@@ -119,7 +119,8 @@ const maxTiming = 2 << 10
 
 // ServerTiming returns a timeline as a Server-Timing header: for each step the queue wait,
 // the batch wait and the run time, for each block and branch how it ended, then the total. Durations are
-// in milliseconds. Beyond some 2 KiB, which clients of gRPC and proxies accept, it has the total alone of what is left.
+// in milliseconds. Steps and branches
+// beyond about 2 KiB are left out: clients of gRPC and proxies bound headers.
 func ServerTiming(total time.Duration, steps []envelope.StepTiming, branches []envelope.Branch) string {
 	var buf [timingSize]byte
 	out := buf[:0]

@@ -151,12 +151,14 @@ func WithMemory(next http.Handler, m *Memory, guard Guard, reject func(http.Resp
 		if err != nil {
 			ctx = context.WithValue(ctx, deniedKey{}, err)
 		}
+		if r.Method == http.MethodHead {
+			ctx = context.WithValue(ctx, headKey{}, true)
+		}
 		bounded := r.WithContext(ctx)
 		if hasBody {
 			bounded.Body = from
 		}
 		if r.Method == http.MethodHead {
-			bounded = bounded.WithContext(context.WithValue(ctx, headKey{}, true))
 			bounded.Method = http.MethodGet // net/http sends no body: it has the original
 		}
 		if hasBody && r.ProtoMajor == 1 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -56,13 +57,19 @@ func invalidOutput(path string, err error) error {
 // AppendString appends a JSON string. Bytes that are not UTF-8 become U+FFFD.
 func AppendString(dst []byte, s string) []byte {
 	if !plain(s) {
-		dst, _ = jsontext.AppendQuote(dst, s)
-		return dst
+		quoted, _ := jsontext.AppendQuote(dst, s)
+		if strings.ContainsAny(s, "\u2028\u2029") {
+			quoted = append(dst, lineEnds.Replace(string(quoted[len(dst):]))...)
+		}
+		return quoted
 	}
 	dst = append(dst, '"')
 	dst = append(dst, s...)
 	return append(dst, '"')
 }
+
+// lineEnds escapes what is an end of a line to some who read answers line by line.
+var lineEnds = strings.NewReplacer("\u2028", `\u2028`, "\u2029", `\u2029`)
 
 // plain reports whether s is ASCII that needs no escape in a JSON string.
 func plain(s string) bool {

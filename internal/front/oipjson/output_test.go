@@ -46,10 +46,10 @@ func TestTensorsAreWrittenInProtocolForm(t *testing.T) {
 
 func TestParametersAndNamesAreEscaped(t *testing.T) {
 	t.Parallel()
-	part := payload.OfTensor("a\"b\xff<", tensor.Tensor{Datatype: tensor.Bool, Shape: []int64{0}})
+	part := payload.OfTensor("a\"b\xff<\u2028", tensor.Tensor{Datatype: tensor.Bool, Shape: []int64{0}})
 	part.Parameters = payload.Parameters{"k": payload.String("\n"), "n": payload.Uint64(math.MaxUint64)}
 	got, err := oipjson.AppendTensor(nil, part)
-	if err != nil || !json.Valid(got) || !strings.Contains(string(got), "a\\\"b\uFFFD<") || !strings.Contains(string(got), `"parameters":{"k":"\n","n":18446744073709551615}`) {
+	if err != nil || !json.Valid(got) || !strings.Contains(string(got), "a\\\"b\uFFFD<\\u2028") || !strings.Contains(string(got), `"parameters":{"k":"\n","n":18446744073709551615}`) {
 		t.Errorf("got %s, %v", got, err)
 	}
 }

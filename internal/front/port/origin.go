@@ -61,7 +61,7 @@ func (p *Port) rejector() func(http.ResponseWriter, *http.Request, error) {
 	}
 	c := newCORS(p.Origins)
 	return func(w http.ResponseWriter, r *http.Request, err error) {
-		c.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { p.reject(w, r, err) })).ServeHTTP(w, r)
+		c.ServeHTTP(w, r, func(w http.ResponseWriter, r *http.Request) { p.reject(w, r, err) })
 	}
 }
 

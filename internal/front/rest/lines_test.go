@@ -172,7 +172,6 @@ func TestLinesAreRefusedWhole(t *testing.T) {
 	lines("", ndjson, "\n \n").of(t, &fronttest.Caller{}).wantFailure(t, 400, fault.InvalidRequest, "empty")
 }
 
-// A line that is too long fails alone, and a caller that leaves ends what runs.
 func TestAnswerOfALineIsOneLine(t *testing.T) {
 	t.Parallel()
 	caller := &fronttest.Caller{Answer: func(context.Context, *request.Request) (*request.Response, error) {
@@ -184,6 +183,7 @@ func TestAnswerOfALineIsOneLine(t *testing.T) {
 	}
 }
 
+// A line that is too long fails alone, and a caller that leaves ends what runs.
 func TestLinesEndAloneAndTogether(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", manyMemory+1) + "\n"

@@ -232,6 +232,7 @@ func (o *owner) put(ctx context.Context, e *entry, r *meshv1.JobRecord) bool {
 				}
 			case stored.GetRequestId() == job.GetRequestId() && stored.GetState() == job.GetState():
 				o.noteRecord(e, now.Seq) // the own write, whose answer was lost
+				job.EndedAt = stored.GetEndedAt()
 				return nil
 			default:
 				isMine = false
@@ -288,7 +289,7 @@ func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
 		}
 		return
 	}
-	if r.JobRecord == nil && e.end != 0 { // the record has expired
+	if e.end != 0 && !store.IsEnd(r.GetJob().GetState()) { // the record has expired, or is an older one
 		o.leave(ctx, e, &inferencev1.Job{Id: idOf(e).String(), Queue: e.line.queue, State: e.end})
 		return
 	}
@@ -450,33 +451,39 @@ func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 // notify stores the notice of a job's end. If that fails it returns false, and the job waits again: for half
 // the time that its record is kept.
 func (o *owner) notify(ctx context.Context, e *entry, url string, ended *inferencev1.Job) bool {
-	tenant, now, err := e.line.tenant, time.Now(), bus.ErrQueueFull
+	tenant, now := e.line.tenant, time.Now()
 	o.mu.Lock()
 	until := o.full[tenant]
 	o.mu.Unlock()
-	if isDue := !now.Before(until); isDue {
+	if e.end != 0 || !now.Before(until) {
 		limited, cancel := context.WithTimeout(ctx, brokerTimeout)
-		if err = o.jobs.Notify(limited, tenant, url, ended); errors.Is(err, bus.ErrNoQueue) {
+		err := o.jobs.Notify(limited, tenant, url, ended)
+		if errors.Is(err, bus.ErrNoQueue) {
 			err = errors.Join(err, o.ensure(limited))
 		}
 		cancel()
+		o.mu.Lock()
+		defer o.mu.Unlock()
 		if err == nil {
+			delete(o.full, tenant)
 			return true
 		}
-		if now.Sub(until) > fullLog {
-			o.log.Warn("ended jobs of a tenant wait, as the queue of webhooks takes no notice", "tenant", tenant, "error", err)
+		if ctx.Err() == nil && now.Sub(o.fullLogged) > fullLog {
+			o.fullLogged = now
+			o.log.Warn("ended jobs wait, as the queue of webhooks takes no notice", "tenant", tenant, "error", err)
 		}
 		until = time.Now().Add(fullPause)
+		o.full[tenant] = until
+	} else {
+		o.mu.Lock()
+		defer o.mu.Unlock()
 	}
 	if ctx.Err() == nil && now.Sub(ended.GetEndedAt().AsTime()) > o.jobs.Retention()/2 {
-		o.log.Warn("the notice of a job's end is dropped", "job", idOf(e), "error", err)
+		o.metrics.dropped.Add(ctx, 1, labels(attribute.String("queue", e.line.queue)))
 		return true
 	}
-	o.mu.Lock()
-	o.full[tenant] = until
-	e.park(ended.GetState(), until)
-	o.mu.Unlock()
-	o.giveBack(e)
+	o.park(e, ended.GetState(), until)
+	o.requeue(e)
 	return false
 }
 
@@ -494,6 +501,11 @@ func (o *owner) forget(e *entry, end *inferencev1.Job) {
 func (o *owner) giveBack(e *entry) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.requeue(e)
+}
+
+// requeue is giveBack with the lock held.
+func (o *owner) requeue(e *entry) {
 	now := time.Now()
 	e.closed = o.closedUntil(now)
 	if e.isAside = e.isAside && o.credit.breaker.opened > 0; e.isAside {

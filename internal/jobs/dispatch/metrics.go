@@ -122,7 +122,7 @@ func bytesOf(parts []*inferencev1.Part) (n uint64) {
 
 // metrics are a dispatcher's instruments. Those that are observed are of the pools that it owns.
 type metrics struct {
-	ended, attempts, saved              metric.Float64Counter
+	ended, attempts, saved, dropped     metric.Float64Counter
 	waits                               metric.Float64Histogram
 	runner, bytes, tokens, cost, energy metric.Float64Counter
 }
@@ -139,6 +139,7 @@ func newMetrics(meter metric.Meter, owners *sync.Map) (*metrics, error) {
 		ended:    counter("stagemesh.job.ended", "", "Jobs that ended, by queue, tenant and state: succeeded, failed, expired or cancelled."),
 		attempts: counter("stagemesh.job.attempts", "", "Attempts that ended, by pool and outcome: succeeded, refused, retried, failed, poison or interrupted."),
 		saved:    counter("stagemesh.job.saved", "", "Jobs that ended without an attempt, by queue and state."),
+		dropped:  counter("stagemesh.job.notices_dropped", "", "Notices for webhooks that were dropped after half of jobs.retention, by queue."),
 		waits:    waits,
 		runner:   counter("stagemesh.job.runner", "s", "Time of runners that jobs took, by tenant."),
 		bytes:    counter("stagemesh.job.bytes", "", "Bytes of payloads and answers of jobs, by tenant and direction: in or out."),
@@ -160,7 +161,7 @@ func newMetrics(meter metric.Meter, owners *sync.Map) (*metrics, error) {
 	accepted := total("stagemesh.job.accepted", "Jobs that came since the dispatcher owns the pool, by queue.")
 	recovered := total("stagemesh.job.recovered", "Jobs that the dispatcher found when it began to own the pool, by queue.")
 	settled := total("stagemesh.job.settled", "Jobs that ended since the dispatcher owns the pool, by queue.")
-	queued := gauge("stagemesh.job.queued", "Jobs that have not ended, by queue and state: waiting, delayed or running.")
+	queued := gauge("stagemesh.job.queued", "Jobs in a queue, by queue and state: waiting, delayed or running.")
 	oldest := gauge("stagemesh.job.oldest_seconds", "Age of the oldest job of a queue that has not ended; 0 without one.")
 	paused := gauge("stagemesh.job.queue_paused", "1 while operators have paused the queue.")
 	inFlight := gauge("stagemesh.job.in_flight", "Jobs of a pool that were sent and have not ended.")

@@ -37,14 +37,14 @@ type entry struct {
 	size, tokens            uint32
 	record                  uint64 // the number of the job's record, which has what follows; 0 for none
 	attempts, interruptions uint16
-	isAside                 bool                 // it failed while the breaker was open; see owner.aside
-	wasLate                 bool                 // it has let others go first, for want of time
-	end                     inferencev1.JobState // its end, if that is stored, but not the notice for its webhook
+	isAside                 bool // it failed while the breaker was open; see owner.aside
+	wasLate                 bool // it has let others go first, for want of time
 	usage                   *inferencev1.JobUsage
 	closed                  time.Duration // how long the pool's gate had been closed as the job began to wait
 
 	place    int // in the heap that has the entry
 	standing standing
+	end      inferencev1.JobState // if that is stored, but not the notice for the webhook; else 0
 }
 
 // standing is where the order has an entry.

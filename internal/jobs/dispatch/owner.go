@@ -9,6 +9,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -52,8 +53,9 @@ type owner struct {
 	highest     uint64          // number of a record that is known
 	isReserving bool            // a reservation of quotas is stored
 	ending      int             // ends that are stored without an attempt
-	// full is when to try again, by tenant whose last notice was not stored.
-	full map[string]time.Time
+	// full has, by tenant, when to try notices again after one was not stored; fullLogged is when that was logged.
+	full       map[string]time.Time
+	fullLogged time.Time
 	// isRetiring is true once the plan is another one: no attempt begins, and the owner stops.
 	isRetiring bool
 	// aside are the jobs that failed while the breaker was open, in that order. They are delayed until it closes, or
@@ -86,8 +88,8 @@ type targetLatch struct {
 const (
 	maxEnding = 64 // bounds the ends that are stored at a time, of jobs that expire, were cancelled or are parked
 	maxReads  = 64 // how many records of an earlier owner are read at a time
-	// fullPause is the pause after a notice that was not stored. The tenant's ended jobs then try again, about one
-	// in each fullStep, and within fullSpread. A failure is logged if there was none for fullLog.
+	// fullPause is the pause after a notice that was not stored. The tenant's ended jobs then try again, one at first
+	// and after it about one in each fullStep, within fullSpread. That is logged once in fullLog.
 	fullPause, fullStep, fullSpread, fullLog = time.Second, time.Millisecond, 30 * time.Second, time.Minute
 	// idlePause is how long dispatch waits where nothing wakes it.
 	idlePause = 100 * time.Millisecond
@@ -336,9 +338,12 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 			o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
 		case now.Before(until):
 			o.order.remove(e)
-			e.park(e.end, until)
+			o.park(e, e.end, until)
 			o.enqueue(e, now)
 		default:
+			if !until.IsZero() { // the others of the tenant wait for the outcome
+				o.full[e.line.tenant] = now.Add(fullPause)
+			}
 			o.startEnd(e, func(ctx, _ context.Context) { o.endUnlessOpen(ctx, e) })
 		}
 	}
@@ -346,7 +351,7 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		e := o.order.next(func(l *line) bool { // what has expired ends as soon as other ends are stored
 			return l.head().deadline <= now.UnixNano() || o.limits.limitOf(l, now, true) != nil
 		})
-		if e == nil && o.probeAgain(now) {
+		if e == nil && o.ending < maxEnding && o.probeAgain(now) {
 			continue
 		}
 		if e == nil {
@@ -381,9 +386,12 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 	return pause, o.isRetiring && (o.isGone || len(o.running) == o.ending)
 }
 
-// park has an ended job wait whose notice is not stored; the lock is held. Without a record, low may rise above it.
-func (e *entry) park(end inferencev1.JobState, until time.Time) {
-	e.end, e.isAside, e.record = end, false, 0
+// park has an ended job wait whose notice is not stored, in a line that holds up no other job; the lock is held.
+func (o *owner) park(e *entry, end inferencev1.JobState, until time.Time) {
+	if l := e.line; e.end == 0 {
+		e.line = o.order.line(l.queue, l.class, l.tenant, append(slices.Clone(l.keys), "ended")...)
+	}
+	e.end, e.isAside, e.record = end, false, 0 // it needs no record, so low may pass it
 	spread := min(fullStep*time.Duration(1+e.line.of.delayed), fullSpread)
 	e.notBefore = until.Add(rand.N(spread)).UnixNano() //nolint:gosec // it keeps no secret
 	e.deadline = e.notBefore
