@@ -336,26 +336,38 @@ func (m *Mesh) RequestOf(ctx context.Context, key Key) (string, error) {
 // No running job is stopped. Jobs of a queue that is left out run on in the pool that they had, and
 // nothing more is submitted to it.
 func (m *Mesh) SetJobs(c Jobs) error {
-	_, err := m.service()
+	p, err := m.withGateway()
 	if err != nil {
 		return err
 	}
 	m.jobs.Lock()
 	defer m.jobs.Unlock()
 	c.Settings, c.Batches, c.Webhooks = m.settings.Jobs.Settings, m.settings.Jobs.Batches, m.settings.Jobs.Webhooks
-	if d := m.parts.Load().dispatcher; d != nil {
+	if d := p.dispatcher; d != nil {
 		err = d.SetConfig(c)
 	} else {
 		err = config.InSection("jobs", c.Validate())
 	}
 	if err == nil {
-		m.parts.Load().gateway.Jobs().SetQueues(meshfile.JobQueues(c))
+		p.gateway.Jobs().SetQueues(meshfile.JobQueues(c))
 	}
 	return err
 }
 
 // service returns the request path, once the mesh serves.
 func (m *Mesh) service() (*call.Service, error) {
+	p, err := m.withGateway()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.gateway.Ready(); err != nil {
+		return nil, fault.Newf(fault.NoCapacity, "%w", err)
+	}
+	return p.gateway.Service(), nil
+}
+
+// withGateway returns the parts of a started mesh that has a gateway.
+func (m *Mesh) withGateway() (*parts, error) {
 	p := m.parts.Load()
 	switch {
 	case p == nil:
@@ -363,10 +375,7 @@ func (m *Mesh) service() (*call.Service, error) {
 	case p.gateway == nil:
 		return nil, fault.New(fault.NoCapacity, "the process has no gateway")
 	}
-	if err := p.gateway.Ready(); err != nil {
-		return nil, fault.Newf(fault.NoCapacity, "%w", err)
-	}
-	return p.gateway.Service(), nil
+	return p, nil
 }
 
 // URL returns where callers reach the mesh, or "" where nowhere, or not yet.

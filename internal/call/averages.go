@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/stagemesh/stagemesh/internal/admission"
+	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/graph"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -48,7 +49,7 @@ func (a *averages) observe(name pipeline.Name, branches []graph.Branch, duration
 	counts := map[string]float64{}
 	for _, b := range branches {
 		if b.Block == graph.Map && b.Status == graph.Done {
-			counts[withoutIndices(b.Path)] += float64(b.Items)
+			counts[envelope.WithoutIndices(b.Path)] += float64(b.Items)
 		}
 	}
 	a.mu.Lock()

@@ -451,7 +451,7 @@ func (x *call) endGraph(ctx context.Context, o *graph.Outcome) (*request.Respons
 	g := x.graph
 	delete(g.metadata, request.Partial) // of a runner
 	for i, path := range o.Partial {    // there may be thousands of items
-		o.Partial[i] = withoutIndices(path)
+		o.Partial[i] = envelope.WithoutIndices(path)
 	}
 	if len(o.Partial) > 0 {
 		if g.metadata == nil {
@@ -547,7 +547,7 @@ func keepSlowest(steps []request.StepTiming) []request.StepTiming {
 	took := func(t *request.StepTiming) time.Duration { return t.QueueWait + t.BatchWait + t.Run }
 	byPath := map[string][]time.Duration{}
 	for i := range steps {
-		path := withoutIndices(steps[i].Path)
+		path := envelope.WithoutIndices(steps[i].Path)
 		byPath[path] = append(byPath[path], took(&steps[i]))
 	}
 	for _, all := range byPath {
@@ -555,7 +555,7 @@ func keepSlowest(steps []request.StepTiming) []request.StepTiming {
 	}
 	kept := map[string]int{}
 	return slices.DeleteFunc(steps, func(one request.StepTiming) bool {
-		path := withoutIndices(one.Path)
+		path := envelope.WithoutIndices(one.Path)
 		all := byPath[path]
 		if took(&one) < all[max(0, len(all)-slowestItems)] || kept[path] == slowestItems {
 			return true
@@ -563,20 +563,4 @@ func keepSlowest(steps []request.StepTiming) []request.StepTiming {
 		kept[path]++
 		return false
 	})
-}
-
-// withoutIndices returns a path without the indices of items.
-func withoutIndices(path string) string {
-	if strings.IndexByte(path, '[') < 0 {
-		return path
-	}
-	var out strings.Builder
-	for rest := path; ; {
-		before, after, isItem := strings.Cut(rest, "[")
-		out.WriteString(before)
-		if !isItem {
-			return out.String()
-		}
-		_, rest, _ = strings.Cut(after, "]")
-	}
 }

@@ -31,7 +31,7 @@ func branchesOf(m *graph.Machine, env *envelope.Envelope) []envelope.Branch {
 	groups := map[group]int{}
 	for _, b := range m.Branches() {
 		one := envelope.Branch{
-			Path: withoutIndices(b.Path), Block: b.Block, Status: string(b.Status), Why: b.Why, Began: b.Began.Sub(env.AdmittedAt), Took: b.Ended.Sub(b.Began),
+			Path: envelope.WithoutIndices(b.Path), Block: b.Block, Status: string(b.Status), Why: b.Why, Began: b.Began.Sub(env.AdmittedAt), Took: b.Ended.Sub(b.Began),
 			Items: uint32(b.Items), Failed: uint32(b.Failed), ItemP50: b.ItemP50, ItemMax: b.ItemMax,
 		}
 		if one.Path != b.Path {
@@ -83,7 +83,7 @@ func (x *call) spanOf(path string, began time.Time) trace.Span {
 	if s := x.graph.spans[path]; s != nil {
 		return s
 	}
-	_, s := x.service.tracer.Start(contextOf(x.spanOf(parentPath(path), began)), withoutIndices(path), trace.WithTimestamp(began),
+	_, s := x.service.tracer.Start(contextOf(x.spanOf(parentPath(path), began)), envelope.WithoutIndices(path), trace.WithTimestamp(began),
 		trace.WithAttributes(attribute.String("stagemesh.graph.path", path)))
 	if x.graph.spans == nil {
 		x.graph.spans = map[string]trace.Span{}
@@ -161,7 +161,7 @@ func (m *metrics) countBranches(name pipeline.Name, all []graph.Branch) {
 	// firstEnds has the first end in each block, as all is in the order of ends.
 	ctx, firstEnds := context.Background(), map[string]time.Time{}
 	for _, b := range all {
-		path := withoutIndices(b.Path)
+		path := envelope.WithoutIndices(b.Path)
 		if b.Block == "" || b.Block == graph.Map {
 			m.branches.Add(ctx, 1, m.branchLabels.of(branchLabel{name, path, b.Status})...)
 		}

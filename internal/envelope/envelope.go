@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -471,6 +472,22 @@ type StepTiming struct {
 	Dispatch string
 	// Local is true where the host got the item in memory.
 	Local bool
+}
+
+// WithoutIndices returns a path of a step without the indices of items.
+func WithoutIndices(path string) string {
+	if strings.IndexByte(path, '[') < 0 {
+		return path
+	}
+	var out strings.Builder
+	for rest := path; ; {
+		before, after, isItem := strings.Cut(rest, "[")
+		out.WriteString(before)
+		if !isItem {
+			return out.String()
+		}
+		_, rest, _ = strings.Cut(after, "]")
+	}
 }
 
 // ToProto converts the timing to its protobuf message.

@@ -320,8 +320,7 @@ func (r *Ring) Compare(to *meshv1.RequestReport) {
 	defer r.mu.Unlock()
 	var like []*record
 	for _, one := range slices.Backward(r.recent.records) {
-		isLike := string(one.Pipeline) == to.GetPipeline() && one.fault == nil && string(one.RequestID) != to.GetRequestId()
-		if isLike && len(one.Timings) >= len(to.GetSteps()) && len(like) < maxCompared {
+		if string(one.Pipeline) == to.GetPipeline() && one.fault == nil && string(one.RequestID) != to.GetRequestId() && len(like) < maxCompared {
 			like = append(like, one)
 		}
 	}
@@ -329,18 +328,33 @@ func (r *Ring) Compare(to *meshv1.RequestReport) {
 		return
 	}
 	to.Compared, to.UsualTotal = uint32(len(like)), durationpb.New(median(like, func(r *record) time.Duration { return r.total }))
-	for i, step := range to.GetSteps() {
-		step.Usual = &inferencev1.StepTiming{
-			QueueWait: durationpb.New(median(like, func(r *record) time.Duration { return r.Timings[i].QueueWait })),
-			BatchWait: durationpb.New(median(like, func(r *record) time.Duration { return r.Timings[i].BatchWait })),
-			Run:       durationpb.New(median(like, func(r *record) time.Duration { return r.Timings[i].Run })),
-			BatchSize: median(like, func(r *record) uint32 { return r.Timings[i].BatchSize }),
+	for _, step := range to.GetSteps() {
+		if same := sameStep(like, step.GetTiming()); len(same) > 0 {
+			step.Usual = &inferencev1.StepTiming{
+				QueueWait: durationpb.New(median(same, func(t *envelope.StepTiming) time.Duration { return t.QueueWait })),
+				BatchWait: durationpb.New(median(same, func(t *envelope.StepTiming) time.Duration { return t.BatchWait })),
+				Run:       durationpb.New(median(same, func(t *envelope.StepTiming) time.Duration { return t.Run })),
+				BatchSize: median(same, func(t *envelope.StepTiming) uint32 { return t.BatchSize }),
+			}
 		}
 	}
 }
 
-// median returns the median of a value of the records, of which there is one at least.
-func median[T cmp.Ordered](of []*record, value func(*record) T) T {
+// sameStep returns the timings of a step in records of its pipeline, of all items of a map.
+func sameStep(of []*record, step *inferencev1.StepTiming) (out []*envelope.StepTiming) {
+	path := envelope.WithoutIndices(step.GetPath())
+	for _, one := range of {
+		for i := range one.Timings {
+			if t := &one.Timings[i]; string(t.Step) == step.GetStep() && envelope.WithoutIndices(t.Path) == path {
+				out = append(out, t)
+			}
+		}
+	}
+	return out
+}
+
+// median returns the median of a value of what there is, which is one at least.
+func median[E any, T cmp.Ordered](of []E, value func(E) T) T {
 	values := make([]T, len(of))
 	for i, one := range of {
 		values[i] = value(one)

@@ -270,6 +270,31 @@ func TestUsualIsTheMedianOfSuccesses(t *testing.T) {
 	}
 }
 
+// Timings of blocks come in any order, and not each request has the same.
+func TestUsualOfAStepIsThatOfTheSameStep(t *testing.T) {
+	t.Parallel()
+	timing := func(step, path string, run time.Duration) envelope.StepTiming {
+		return envelope.StepTiming{Step: pipeline.StepName(step), Path: path, Run: run, BatchSize: 1}
+	}
+	r := NewRing()
+	fast, slow, items := timing("a", "both/fast", 1), timing("b", "both/slow", 9), []envelope.StepTiming{timing("c", "each[0]", 3), timing("c", "each[7]", 5)}
+	r.Add(request(1, 0), []envelope.StepTiming{slow, fast}, nil, time.Second, nil, "")
+	r.Add(request(2, 0), []envelope.StepTiming{slow}, nil, time.Second, nil, "")
+	r.Add(request(3, 0), append(items, slow), nil, time.Second, nil, "")
+	asked := request(4, 0)
+	r.Add(asked, []envelope.StepTiming{timing("a", "both/fast", 2), timing("b", "both/slow", 2), timing("c", "each[3]", 2), timing("d", "new", 2)}, nil, time.Second, nil, "")
+	got := r.Find(asked.RequestID)
+	r.Compare(got)
+	for i, want := range []time.Duration{1, 9, 5, 0} {
+		if usual := got.GetSteps()[i].GetUsual(); usual.GetRun().AsDuration() != want || (usual == nil) != (want == 0) {
+			t.Errorf("step %d: %v", i, usual)
+		}
+	}
+	if got.GetCompared() != 3 {
+		t.Errorf("compared %d", got.GetCompared())
+	}
+}
+
 func TestFullRingAllocatesNothing(t *testing.T) {
 	r := newRing(80, maxBytes)
 	e, timings := request(1, 0), steps(1)

@@ -138,6 +138,8 @@ type Flags struct {
 	// Insecure allows other machines to call every port without authentication, AnyHost this one
 	// every loopback port by any host name.
 	Insecure, AnyHost bool
+	// Listen, Admin and Ops are addresses instead of gateway.listen, gateway.admin.listen and ops.listen.
+	Listen, Admin, Ops string
 }
 
 // Load is Load with the flags.
@@ -165,12 +167,14 @@ func (o Flags) read(path string, kinds []Kind) (*File, error) {
 		agent.Address = o.Consul
 		f.Registry = RegistryConfig{Consul: &agent}
 	}
-	o.Expose(f)
+	o.Override(f)
 	return f, err
 }
 
-// Expose sets Insecure and AnyHost of all ports of the file.
-func (o Flags) Expose(f *File) {
+// Override puts the addresses into the file, and sets Insecure and AnyHost of all its ports.
+func (o Flags) Override(f *File) {
+	g := &f.Gateway
+	g.Listen, g.Admin.Listen, f.Ops.Listen = cmp.Or(o.Listen, g.Listen), cmp.Or(o.Admin, g.Admin.Listen), cmp.Or(o.Ops, f.Ops.Listen)
 	f.NATS.Insecure = f.NATS.Insecure || o.Insecure
 	allow := func(insecure, anyHost *bool) {
 		*insecure, *anyHost = *insecure || o.Insecure, *anyHost || o.AnyHost

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/sdk/python"
 )
 
@@ -32,6 +33,8 @@ func newCheck() *cobra.Command {
 		Example: "  stagemesh check classify.py --max-size 8",
 		Args:    between(1, 1, "give one FILE to check"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, stop := process.SignalContext(cmd.Context())
+			defer stop()
 			folder, err := os.MkdirTemp("", "stagemesh-check-")
 			if err != nil {
 				return err
@@ -40,7 +43,7 @@ func newCheck() *cobra.Command {
 			if err := os.CopyFS(folder, python.Files()); err != nil {
 				return err
 			}
-			run := exec.CommandContext(cmd.Context(), "python3", "-m", "stagemesh.check", "--options", options, "--max-size", strconv.Itoa(maxSize), fmt.Sprintf("--patience=%f", patience.Seconds()))
+			run := exec.CommandContext(ctx, "python3", "-m", "stagemesh.check", "--options", options, "--max-size", strconv.Itoa(maxSize), fmt.Sprintf("--patience=%f", patience.Seconds()))
 			for _, model := range models {
 				run.Args = append(run.Args, "--model", model)
 			}
@@ -50,6 +53,9 @@ func newCheck() *cobra.Command {
 			run.Stdin, run.Stdout, run.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
 			run.Cancel, run.WaitDelay = func() error { return run.Process.Signal(os.Interrupt) }, checkGrace
 			err = run.Run()
+			if ctx.Err() != nil {
+				return errors.New("the check was interrupted")
+			}
 			if _, failed := errors.AsType[*exec.ExitError](err); failed {
 				return errCheck
 			}

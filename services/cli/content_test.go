@@ -42,8 +42,8 @@ func TestFilesHaveParametersAndAContentType(t *testing.T) {
 	}
 	file := testbed.SecretFile(t, "hello")
 	for _, args := range [][]string{{"infer", "told", file}, {"jobs", "submit", "nightly", file, "--wait"}} {
-		out, err := run(t, append(args, "-a", address, "--content-type", "text/x-ours", "--parameter", "deep=true,k=3", "--parameter", "to=all")...)
-		if err != nil || !strings.Contains(out, "text/x-ours map[deep:true k:3 to:all]") {
+		out, err := run(t, append(args, "-a", address, "--content-type", "text/x-ours", "--parameter", "deep=true", "--parameter", `to=say "a=b,c=d"`)...)
+		if err != nil || !strings.Contains(out, `text/x-ours map[deep:true to:say "a=b,c=d"]`) {
 			t.Errorf("%v: got %s, %v", args, out, err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -198,6 +199,25 @@ func readInput(file string, stdin io.Reader) ([]byte, error) {
 	return data, err
 }
 
+// namedTexts is a flag with a name and a text, which is all behind the first "=" as it stands.
+type namedTexts struct{ to *map[string]string }
+
+func (p namedTexts) String() string { return "" }
+func (p namedTexts) Type() string   { return "name=value" }
+
+// Set adds a pair.
+func (p namedTexts) Set(text string) error {
+	name, value, ok := strings.Cut(text, "=")
+	if !ok {
+		return errors.New("must be name=value")
+	}
+	if *p.to == nil {
+		*p.to = map[string]string{}
+	}
+	(*p.to)[name] = value
+	return nil
+}
+
 // content is what to send beside a file.
 type content struct {
 	mediaType  string
@@ -206,7 +226,7 @@ type content struct {
 
 func (c *content) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.mediaType, "content-type", "", "the content type of each FILE, such as text/plain, instead of the one that follows from its name")
-	cmd.Flags().StringToStringVar(&c.parameters, "parameter", nil, "a parameter for every step, as name=value: true, 3, 0.5 or text; may be repeated")
+	cmd.Flags().Var(namedTexts{&c.parameters}, "parameter", "a parameter for every step, as name=value: true, 3, 0.5 or text; may be repeated")
 }
 
 func (c content) check() error {

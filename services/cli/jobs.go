@@ -21,6 +21,7 @@ import (
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
 	"github.com/stagemesh/stagemesh/internal/meshfile"
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/internal/store"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
@@ -88,29 +89,36 @@ func (t *jobsTable) add(file string, r *inferencev1.GetJobResponse) error {
 	return nil
 }
 
-func (t *jobsTable) fail(file string, err error) error {
+// fail adds what failed: of a job, or with an empty ID of a file of which there is none.
+func (t *jobsTable) fail(file, id string, err error) error {
 	if t.json {
-		return printFailure(t.out, Describe(err), "")
+		return printFailure(t.out, Describe(err), "", id)
 	}
-	t.rows = append(t.rows, []string{file, "-", "-", "-", "-", "-", Describe(err)})
+	t.rows = append(t.rows, []string{file, cmp.Or(id, "-"), "-", "-", "-", "-", visible(Describe(err))})
 	return nil
 }
 
-// each prints what get returns of each job, and returns how many have not succeeded.
+// each prints what get returns of each job, and returns how many have not succeeded, and the first error of get.
+// The IDs are printed also if all calls fail: the jobs run on.
 func (t *jobsTable) each(ids, files []string, get func(id string) (*inferencev1.GetJobResponse, error)) (failed int, err error) {
 	for i, id := range ids {
-		r, err := get(id)
-		if err == nil {
-			err = t.add(files[i], r)
+		r, problem := get(id)
+		switch {
+		case problem == nil:
+			if problem = t.add(files[i], r); r.GetJob().GetState() != inferencev1.JobState_JOB_STATE_SUCCEEDED {
+				failed++
+			}
+		case len(ids) == 1 && !t.files: // the error says all
+			return 1, problem
+		default:
+			failed, err = failed+1, cmp.Or(err, problem)
+			problem = t.fail(files[i], id, problem)
 		}
-		if err != nil {
-			return failed, err
-		}
-		if r.GetJob().GetState() != inferencev1.JobState_JOB_STATE_SUCCEEDED {
-			failed++
+		if problem != nil {
+			return failed, problem
 		}
 	}
-	return failed, nil
+	return failed, err
 }
 
 // finish prints the table, and returns the error of the command.
@@ -196,7 +204,7 @@ func newJobsSubmit() *cobra.Command {
 	flags.StringVar(&deadline, "deadline", "", "when the job expires, such as 2006-01-02T15:04:05Z")
 	flags.StringVar(&c.request.IdempotencyKey, "idempotency-key", "", "submit the job with this key once; submitting it again returns the first job. For one FILE")
 	flags.Int32Var(&c.request.Priority, "priority", 0, "above 0 the job goes first in its queue, below 0 last")
-	flags.StringToStringVar(&c.request.Attributes, "attribute", nil, "free text with the job, as name=value; may be repeated")
+	flags.Var(namedTexts{&c.request.Attributes}, "attribute", "free text with the job, as name=value; may be repeated")
 	flags.StringVar(&c.request.Webhook, "webhook", "", "URL that gets each job once it has ended")
 	flags.BoolVar(&c.lines, "ndjson", false, "submit a job for each line of a FILE, which is JSON; its --idempotency-key is that of the FILE and the line's number")
 	flags.BoolVar(&c.waits, "wait", false, "wait until the jobs have ended, and print their answers")
@@ -223,12 +231,11 @@ func newJobsSubmit() *cobra.Command {
 			c.request.Ttl = durationpb.New(ttl)
 		}
 		c.clients, c.request.Queue, c.stdin, c.table.out = client, args[0], cmd.InOrStdin(), cmd.OutOrStdout()
-		err := c.run(cmd.Context(), args[1:])
-		if err == nil {
-			failed, failure := c.table.each(c.ids, c.files, client.awaitJob(cmd.Context()))
-			c.failed, err = c.failed+failed, failure
-		}
-		return c.table.finish(c.failed, c.all, err)
+		ctx, stop := process.SignalContext(cmd.Context())
+		defer stop()
+		err := c.run(ctx, args[1:])
+		failed, failure := c.table.each(c.ids, c.files, client.awaitJob(ctx))
+		return c.table.finish(c.failed+failed, c.all, cmp.Or(err, failure))
 	})
 }
 
@@ -332,7 +339,7 @@ func (c *jobsSubmit) send(ctx context.Context) error {
 
 func (c *jobsSubmit) fail(name string, err error) error {
 	c.all, c.failed = c.all+1, c.failed+1
-	return c.table.fail(name, err)
+	return c.table.fail(name, "", err)
 }
 
 // jobWait is how long one call waits for the end of a job.
@@ -399,7 +406,8 @@ func newJobsWait() *cobra.Command {
 	wait.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait at most; 0 means until the end")
 	addJSON(wait, &table.json, "each job")
 	return askPublic(wait, func(cmd *cobra.Command, client clients, args []string) error {
-		ctx := cmd.Context()
+		ctx, stop := process.SignalContext(cmd.Context())
+		defer stop()
 		if timeout > 0 {
 			within, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()

@@ -107,6 +107,12 @@ func TestJobsWaitWithoutADispatcher(t *testing.T) {
 		t.Fatal(err)
 	}
 	match(t, out, `JOB .*`, waiting+` +digits +queued .*`)
+	const gone = "nightly.0192d3f4-1c2a-7000-8000-000000000000"
+	out, err = run(t, "jobs", "cancel", gone, waiting, "-a", address)
+	if err == nil || !strings.HasPrefix(err.Error(), "GONE: ") {
+		t.Errorf("cancel: got %v", err)
+	}
+	match(t, out, `JOB .*`, gone+` +- .* GONE: .*`, waiting+` +digits +cancelled .*`)
 	if out, err = run(t, "jobs", "cancel", waiting, "-a", address); err != nil {
 		t.Fatal(err)
 	}

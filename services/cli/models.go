@@ -87,7 +87,7 @@ func newModelsRegister() *cobra.Command {
 	flags.StringVar(&m.Stage, "stage", "", "the stage that loads the model")
 	flags.StringVar(&m.Type, "type", "", "the model's type: what it needs of a host")
 	flags.StringVar(&m.Source, "source", "", "text for the runtime, such as a path below the stage's root")
-	flags.StringToStringVar(&m.Options, "option", nil, "an option for the runtime, as name=value; may be repeated")
+	flags.Var(namedTexts{&m.Options}, "option", "an option for the runtime, as name=value; may be repeated")
 	flags.Func("size", "how much memory it takes about, such as 12KiB", parseSize(&m.Size.Host))
 	flags.Func("device-size", "how much memory of a device it takes about", parseSize(&m.Size.Device))
 	flags.BoolVar(&r.loadNow, "load-now", false, "have hosts load what is registered, before requests come")

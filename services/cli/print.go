@@ -13,6 +13,7 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"connectrpc.com/connect"
 	"github.com/spf13/cobra"
@@ -146,21 +147,22 @@ func (p *printer) answer(to string, r *inferencev1.InferResponse, took time.Dura
 	return nil
 }
 
-// printFailure prints a failure as a line of JSON.
-func printFailure(out io.Writer, text, id string) error {
+// printFailure prints a failure as a line of JSON, with the ID of the request or of the job.
+func printFailure(out io.Writer, text, request, job string) error {
 	return json.NewEncoder(out).Encode(struct {
 		Error     string `json:"error"`
 		RequestID string `json:"requestId,omitempty"`
-	}{text, id})
+		JobID     string `json:"jobId,omitempty"`
+	}{text, request, job})
 }
 
 // failure prints why a request has no answer.
 func (p *printer) failure(of string, err error) error {
 	text, id := Describe(err), requestID(err)
 	if p.style.json {
-		return printFailure(p.out, text, id)
+		return printFailure(p.out, text, id, "")
 	}
-	p.add(of, cmp.Or(id, "-"), "-", text)
+	p.add(of, cmp.Or(id, "-"), "-", visible(text))
 	return nil
 }
 
@@ -263,7 +265,7 @@ func (t *streamPrinter) fail(err error) error {
 		_ = t.endLine() // the failure matters more
 		return err
 	}
-	if err := printFailure(t.out, Describe(err), requestID(err)); err != nil {
+	if err := printFailure(t.out, Describe(err), requestID(err), ""); err != nil {
 		return err
 	}
 	return fmt.Errorf("%w: 1 of 1", ErrFailed)
@@ -374,11 +376,7 @@ func Render(part *inferencev1.Part) string {
 	case t != nil:
 		text = renderTensor(tensor.Tensor{Datatype: tensor.Datatype(t.GetDatatype()), Shape: t.GetShape(), Raw: t.GetRaw()})
 	case strings.HasPrefix(blob.GetContentType(), "text/"), strings.HasPrefix(blob.GetContentType(), "application/json"):
-		text = string(blob.GetData())
-		if len(text) > maxText {
-			text = strings.ToValidUTF8(text[:maxText], "") + "..."
-		}
-		text = strings.TrimSpace(text)
+		text = cut(blob.GetData())
 	default:
 		text = fmt.Sprintf("%d bytes of %s", len(blob.GetData()), blob.GetContentType())
 	}
@@ -386,6 +384,18 @@ func Render(part *inferencev1.Part) string {
 		return text
 	}
 	return part.GetName() + "=" + text
+}
+
+// cut returns text on one line, cut where it is long, and of other bytes how many they are.
+func cut(data []byte) string {
+	rest := ""
+	if len(data) > maxText {
+		data, rest = bytes.ToValidUTF8(data[:maxText], nil), "..."
+	}
+	if !utf8.Valid(data) {
+		return count(len(data), "byte")
+	}
+	return visible(strings.TrimSpace(string(data))) + rest
 }
 
 func renderTensor(t tensor.Tensor) string {
@@ -404,6 +414,9 @@ func renderTensor(t tensor.Tensor) string {
 		var of [][]byte
 		of, err = t.BytesElements()
 		values = format("%s", of)
+		for i := range values {
+			values[i] = cut(of[i])
+		}
 	default:
 		err = errors.ErrUnsupported
 	}

@@ -55,7 +55,9 @@ func newScale() *cobra.Command {
 				return usageError(cmd, err)
 			}
 			c.out, c.errOut = cmd.OutOrStdout(), cmd.ErrOrStderr()
-			return c.admin.reach(func(client clients) error { return c.run(cmd.Context(), client) })
+			ctx, stop := process.SignalContext(cmd.Context())
+			defer stop()
+			return c.admin.reach(func(client clients) error { return c.run(ctx, client) })
 		},
 	}
 	c.admin.addAdmin(cmd)

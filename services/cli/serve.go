@@ -69,6 +69,5 @@ func runServe(ctx context.Context, flags upFlags, path string, out, errOut io.Wr
 	if err != nil {
 		return err
 	}
-	flags.override(file)
 	return stagemesh.Program{File: file, FileSettings: stagemesh.FileSettings{NoBroker: true, Logger: log}, Ready: ready}.Run(ctx)
 }

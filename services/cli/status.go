@@ -189,7 +189,7 @@ func (s *meshStatus) keep(stage string) error {
 	}
 	s.stages.Stages = slices.DeleteFunc(s.stages.GetStages(), func(one *adminv1.StageStatus) bool { return one.GetStage() != stage })
 	s.pipelines.Pipelines = slices.DeleteFunc(s.pipelines.GetPipelines(), func(p *adminv1.PipelineStatus) bool {
-		return !slices.ContainsFunc(p.GetPipeline().GetSteps(), func(step *meshv1.PipelineStep) bool { return step.GetStage() == stage })
+		return !slices.Contains(s.stages.GetStages()[0].GetPipelines(), p.GetPipeline().GetName())
 	})
 	return nil
 }
@@ -262,6 +262,8 @@ func printStages(out io.Writer, stages []*adminv1.StageStatus) error {
 	for i, s := range stages {
 		state := "ready"
 		switch {
+		case !s.GetServed() && s.GetQueuesCause() != "":
+			state = "unknown"
 		case !s.GetServed() && s.GetHostsWanted().GetActivating() > 0:
 			state = "activating"
 		case !s.GetServed():

@@ -23,8 +23,6 @@ type upFlags struct {
 	config string
 	// stages is nil where the flag is not given.
 	stages []string
-	// listen, ops and admin are addresses instead of the file's.
-	listen, ops, admin string
 	// workers and options are of a worker's own.
 	workers  int
 	options  string
@@ -70,9 +68,9 @@ func newUp() *cobra.Command {
 
 // addPorts adds the flags of addresses, of who may call them, and of the process.
 func (f *upFlags) addPorts(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.listen, "listen", "", "the address for callers, instead of gateway.listen; port 0 picks a free one")
-	cmd.Flags().StringVar(&f.ops, "ops", "", "the operations address, instead of ops.listen")
-	cmd.Flags().StringVar(&f.admin, "admin", "", "the address for operators, instead of gateway.admin.listen")
+	cmd.Flags().StringVar(&f.exposure.Listen, "listen", "", "the address for callers, instead of gateway.listen; port 0 picks a free one")
+	cmd.Flags().StringVar(&f.exposure.Ops, "ops", "", "the operations address, instead of ops.listen")
+	cmd.Flags().StringVar(&f.exposure.Admin, "admin", "", "the address for operators, instead of gateway.admin.listen")
 	stagemesh.AddExposure(cmd, &f.exposure)
 	f.process = program.AddFlags(cmd)
 }
@@ -96,14 +94,7 @@ func (f *upFlags) check(cmd *cobra.Command, args []string) error {
 
 // checkAddresses rejects a bad address, which may be the environment's.
 func (f *upFlags) checkAddresses() error {
-	return cmp.Or(config.Address("--listen", f.listen), config.Address("--ops", f.ops), config.Address("--admin", f.admin))
-}
-
-// override puts the addresses of the flags into the file.
-func (f *upFlags) override(file *meshfile.File) {
-	f.exposure.Expose(file)
-	g := &file.Gateway
-	g.Listen, g.Admin.Listen, file.Ops.Listen = cmp.Or(f.listen, g.Listen), cmp.Or(f.admin, g.Admin.Listen), cmp.Or(f.ops, file.Ops.Listen)
+	return cmp.Or(config.Address("--listen", f.exposure.Listen), config.Address("--ops", f.exposure.Ops), config.Address("--admin", f.exposure.Admin))
 }
 
 func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
@@ -123,7 +114,6 @@ func runUp(ctx context.Context, flags upFlags, out, errOut io.Writer) error {
 	if err != nil {
 		return meshfile.FlagError("--config", err)
 	}
-	flags.override(file)
 	p := stagemesh.Program{File: file, FileSettings: stagemesh.FileSettings{Stages: flags.stages, Dispatcher: true, Logger: log}, Ready: func(m *stagemesh.Mesh, ops net.Addr) error {
 		return printMesh(out, file, m, ops)
 	}}
@@ -187,11 +177,16 @@ func (f gatewayFlags) run(ctx context.Context, cmd *cobra.Command) error {
 	if err := admin.Validate(); err != nil && f.admin != "" {
 		return fmt.Errorf("--admin: %w", err)
 	}
-	if err := errors.Join(config.Address("--listen", f.listen), config.NotNegative("--drain-delay", f.drainDelay), file.ValidatePart(nil)); err != nil {
+	if err := errors.Join(config.Address("--listen", f.listen), config.NotNegative("--drain-delay", f.drainDelay)); err != nil {
 		return err
 	}
 	file.Gateway.Listen, file.Gateway.Admin.Listen = cmp.Or(f.listen, file.Gateway.Listen), cmp.Or(f.admin, file.Gateway.Admin.Listen)
-	file.Gateway.DrainDelay = cmp.Or(f.drainDelay, file.Gateway.DrainDelay)
+	if cmd.Flags().Changed("drain-delay") {
+		file.Gateway.DrainDelay = f.drainDelay
+	}
+	if err := file.ValidatePart(nil); err != nil {
+		return err
+	}
 	p.Stages = []string{}
 	p.Ready = func(m *stagemesh.Mesh, operations net.Addr) error {
 		_, err := fmt.Fprintf(cmd.OutOrStdout(), "gateway of mesh %s is ready on %s (admin: %s, operations: http://%s)\n", file.Mesh, m.URL(), m.AdminURL(), operations)

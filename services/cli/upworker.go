@@ -40,7 +40,6 @@ func runWorker(ctx context.Context, flags upFlags, path string, out, errOut io.W
 	if err != nil {
 		return err
 	}
-	flags.override(file)
 	ctx, end := context.WithCancel(ctx)
 	saved, last := make(chan struct{}, 1), program.VersionOf(path)
 	var watching sync.WaitGroup
@@ -192,7 +191,11 @@ func workerFile(path string, flags upFlags, holdFailed bool) (*meshfile.File, er
 	if err != nil {
 		return nil, err
 	}
-	return meshfile.Parse(path, text.Bytes(), ".", runners.All()...)
+	file, err := meshfile.Parse(path, text.Bytes(), ".", runners.All()...)
+	if err == nil {
+		flags.exposure.Override(file)
+	}
+	return file, err
 }
 
 // isMeshFile reports whether a file describes a mesh, by its name.

@@ -127,7 +127,7 @@ function hostsOf(stage) {
 
 // What is wrong with a stage. One that needs no host now may have none.
 function wrong(stage) {
-  if (!stage.served) {
+  if (!stage.served && !stage.queuesCause) {
     return stage.hostsWanted && !stage.hostsWanted.hosts ? "" : "no host";
   }
   return stage.unhealthyCause ?? stage.queuesCause ?? "";
