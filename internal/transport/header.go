@@ -119,8 +119,7 @@ const maxTiming = 2 << 10
 
 // ServerTiming returns a timeline as a Server-Timing header: for each step the queue wait,
 // the batch wait and the run time, for each block and branch how it ended, then the total. Durations are
-// in milliseconds. Steps and branches
-// beyond about 2 KiB are left out: clients of gRPC and proxies bound headers.
+// in milliseconds. Steps and branches beyond about 2 KiB are left out: clients of gRPC and proxies bound headers.
 func ServerTiming(total time.Duration, steps []envelope.StepTiming, branches []envelope.Branch) string {
 	var buf [timingSize]byte
 	out := buf[:0]

@@ -151,7 +151,7 @@ func (o *owner) read(ctx context.Context, e *entry) (j store.StoredJob, ok bool)
 	switch {
 	case !isRead:
 	case errors.Is(err, store.ErrNoJob): // it was cancelled
-		o.forget(e, &inferencev1.Job{State: cmp.Or(e.end, inferencev1.JobState_JOB_STATE_CANCELLED), Attempts: uint32(e.attempts)})
+		o.forget(e, &inferencev1.Job{State: cmp.Or(inferencev1.JobState(e.end), inferencev1.JobState_JOB_STATE_CANCELLED), Attempts: uint32(e.attempts)})
 	case errors.Is(err, store.ErrNotAJob):
 		o.log.Warn("a message in a queue is not a job, and is removed", "seq", e.seq)
 		if o.deadLetter(ctx, e, 0, fault.New(fault.InvalidRequest, "the message in the queue of jobs is not a job")) {
@@ -289,11 +289,19 @@ func (o *owner) endUnlessOpen(ctx context.Context, e *entry) {
 		}
 		return
 	}
-	if e.end != 0 && !store.IsEnd(r.GetJob().GetState()) { // the record has expired, or is an older one
-		o.leave(ctx, e, &inferencev1.Job{Id: idOf(e).String(), Queue: e.line.queue, State: e.end})
+	state := r.GetJob().GetState()
+	switch end := inferencev1.JobState(e.end); {
+	case end == 0, store.IsEnd(state):
+	case r.JobRecord == nil: // it has expired
+		o.leave(ctx, e, &inferencev1.Job{Id: idOf(e).String(), Queue: e.line.queue, State: end})
+		return
+	default: // a replica that lags behind has an older one
+		o.mu.Lock()
+		o.park(e, time.Now().Add(fullPause))
+		o.mu.Unlock()
+		o.giveBack(e)
 		return
 	}
-	state := r.GetJob().GetState()
 	if store.IsEnd(state) {
 		if _, ok := o.read(ctx, e); ok {
 			o.leave(ctx, e, r.GetJob())
@@ -451,40 +459,50 @@ func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 // notify stores the notice of a job's end. If that fails it returns false, and the job waits again: for half
 // the time that its record is kept.
 func (o *owner) notify(ctx context.Context, e *entry, url string, ended *inferencev1.Job) bool {
-	tenant, now := e.line.tenant, time.Now()
+	now, isParked := time.Now(), e.end != 0
 	o.mu.Lock()
-	until := o.full[tenant]
+	o.end(e, ended)
+	until, isDropped := o.full[e.line.tenant], e.isDropped(now)
 	o.mu.Unlock()
-	if e.end != 0 || !now.Before(until) {
-		limited, cancel := context.WithTimeout(ctx, brokerTimeout)
-		err := o.jobs.Notify(limited, tenant, url, ended)
-		if errors.Is(err, bus.ErrNoQueue) {
-			err = errors.Join(err, o.ensure(limited))
-		}
-		cancel()
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		if err == nil {
-			delete(o.full, tenant)
+	if !now.Before(until) || isParked && !isDropped {
+		var isStored bool
+		if until, isStored = o.tryNotice(ctx, e, url, ended); isStored {
 			return true
 		}
-		if ctx.Err() == nil && now.Sub(o.fullLogged) > fullLog {
-			o.fullLogged = now
-			o.log.Warn("ended jobs wait, as the queue of webhooks takes no notice", "tenant", tenant, "error", err)
-		}
-		until = time.Now().Add(fullPause)
-		o.full[tenant] = until
-	} else {
-		o.mu.Lock()
-		defer o.mu.Unlock()
 	}
-	if ctx.Err() == nil && now.Sub(ended.GetEndedAt().AsTime()) > o.jobs.Retention()/2 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if isDropped && ctx.Err() == nil {
 		o.metrics.dropped.Add(ctx, 1, labels(attribute.String("queue", e.line.queue)))
 		return true
 	}
-	o.park(e, ended.GetState(), until)
+	o.park(e, until)
 	o.requeue(e)
 	return false
+}
+
+// tryNotice stores a notice, or returns when the tenant may try again.
+func (o *owner) tryNotice(ctx context.Context, e *entry, url string, ended *inferencev1.Job) (until time.Time, isStored bool) {
+	limited, cancel := context.WithTimeout(ctx, brokerTimeout)
+	defer cancel()
+	err := o.jobs.Notify(limited, e.line.tenant, url, ended)
+	if errors.Is(err, bus.ErrNoQueue) {
+		err = errors.Join(err, o.ensure(limited))
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if err == nil {
+		delete(o.full, e.line.tenant)
+		return until, true
+	}
+	now := time.Now()
+	if ctx.Err() == nil && now.Sub(o.fullLogged) > fullLog {
+		o.fullLogged = now
+		o.log.Warn("ended jobs wait, as the queue of webhooks takes no notice", "tenant", e.line.tenant, "error", err)
+	}
+	until = now.Add(fullPause)
+	o.full[e.line.tenant] = until
+	return until, false
 }
 
 // forget drops a job that has left, and counts its end.

@@ -95,7 +95,7 @@ func (ls limits) keysOf(tenant string, attributes map[string]string) (keys []str
 		if name, ok := strings.CutPrefix(l.By, attributeKey); ok {
 			key = attributes[name]
 		}
-		keys = append(keys, strings.ToValidUTF8(key, ""))
+		keys = append(keys, strings.ReplaceAll(strings.ToValidUTF8(key, ""), "\x00", "")) // a line's name joins them by NUL
 	}
 	return keys
 }

@@ -162,7 +162,7 @@ func newMetrics(meter metric.Meter, owners *sync.Map) (*metrics, error) {
 	recovered := total("stagemesh.job.recovered", "Jobs that the dispatcher found when it began to own the pool, by queue.")
 	settled := total("stagemesh.job.settled", "Jobs that ended since the dispatcher owns the pool, by queue.")
 	queued := gauge("stagemesh.job.queued", "Jobs in a queue, by queue and state: waiting, delayed or running.")
-	oldest := gauge("stagemesh.job.oldest_seconds", "Age of the oldest job of a queue that has not ended; 0 without one.")
+	oldest := gauge("stagemesh.job.oldest_seconds", "Age of the oldest job in a queue; 0 without one.")
 	paused := gauge("stagemesh.job.queue_paused", "1 while operators have paused the queue.")
 	inFlight := gauge("stagemesh.job.in_flight", "Jobs of a pool that were sent and have not ended.")
 	open := gauge("stagemesh.job.pool_open", "1 while a pool sends jobs, 0 while its gate, a refusal or its breaker holds them back.")

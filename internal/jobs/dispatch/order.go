@@ -44,7 +44,8 @@ type entry struct {
 
 	place    int // in the heap that has the entry
 	standing standing
-	end      inferencev1.JobState // if that is stored, but not the notice for the webhook; else 0
+	end      uint8  // the JobState, if that is stored, but not the notice for the webhook; else 0
+	dropAt   uint32 // when the notice is dropped then, in seconds of Unix time
 }
 
 // standing is where the order has an entry.

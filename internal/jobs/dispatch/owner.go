@@ -88,8 +88,8 @@ type targetLatch struct {
 const (
 	maxEnding = 64 // bounds the ends that are stored at a time, of jobs that expire, were cancelled or are parked
 	maxReads  = 64 // how many records of an earlier owner are read at a time
-	// fullPause is the pause after a notice that was not stored. The tenant's ended jobs then try again, one at first
-	// and after it about one in each fullStep, within fullSpread. That is logged once in fullLog.
+	// fullPause is the pause after a notice that was not stored. Then one of the tenant's ended jobs tries again, and
+	// if it succeeds the others follow, about one in each fullStep, within fullSpread. Failures are logged once in fullLog.
 	fullPause, fullStep, fullSpread, fullLog = time.Second, time.Millisecond, 30 * time.Second, time.Minute
 	// idlePause is how long dispatch waits where nothing wakes it.
 	idlePause = 100 * time.Millisecond
@@ -336,9 +336,9 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		switch until := o.full[e.line.tenant]; {
 		case e.end == 0:
 			o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
-		case now.Before(until):
+		case now.Before(until) && !e.isDropped(now):
 			o.order.remove(e)
-			o.park(e, e.end, until)
+			o.park(e, until)
 			o.enqueue(e, now)
 		default:
 			if !until.IsZero() { // the others of the tenant wait for the outcome
@@ -386,12 +386,21 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 	return pause, o.isRetiring && (o.isGone || len(o.running) == o.ending)
 }
 
-// park has an ended job wait whose notice is not stored, in a line that holds up no other job; the lock is held.
-func (o *owner) park(e *entry, end inferencev1.JobState, until time.Time) {
+// end takes the end of a job, which is stored, and not the notice of it. The job gets a line that holds up no other; the
+// lock is held.
+func (o *owner) end(e *entry, ended *inferencev1.Job) {
 	if l := e.line; e.end == 0 {
-		e.line = o.order.line(l.queue, l.class, l.tenant, append(slices.Clone(l.keys), "ended")...)
+		e.line = o.order.line(l.queue, l.class, l.tenant, append(slices.Clone(l.keys), "ended\x00")...)
 	}
-	e.end, e.isAside, e.record = end, false, 0 // it needs no record, so low may pass it
+	e.end, e.dropAt = uint8(ended.GetState()), uint32(ended.GetEndedAt().AsTime().Add(o.jobs.Retention()/2).Unix())
+	e.isAside, e.record = false, 0 // it needs no record, so low may pass it
+}
+
+// isDropped reports whether a notice has waited for too long.
+func (e *entry) isDropped(now time.Time) bool { return now.Unix() > int64(e.dropAt) }
+
+// park has a job whose end was taken wait until a time; the lock is held.
+func (o *owner) park(e *entry, until time.Time) {
 	spread := min(fullStep*time.Duration(1+e.line.of.delayed), fullSpread)
 	e.notBefore = until.Add(rand.N(spread)).UnixNano() //nolint:gosec // it keeps no secret
 	e.deadline = e.notBefore
