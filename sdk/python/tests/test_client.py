@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import unittest
+import warnings
 from pathlib import Path
 from typing import Any, Dict, List
 from unittest import mock
@@ -529,6 +530,29 @@ class ConnectionTest(ClientTest):
         self.assertEqual(got, {n: {"n": n} for n in range(80)})
         self.assertLessEqual(len({asked.connection for asked in gateway.asked}), 3)
 
+    def test_forked_process_has_connections_and_threads_of_its_own(self) -> None:
+        gateway = self.gateway(echo)
+        mesh = self.mesh(gateway, connections=1)
+        mesh.start("p", x={"n": 1}).result()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there are threads
+            child = os.fork()
+        if child == 0:
+            got: Any = None
+            with contextlib.suppress(BaseException):
+                got = [mesh.infer("p", x={"n": 2}).value, mesh.start("p", x={"n": 3}).result().value]
+            os._exit(0 if got == [{"n": 2}, {"n": 3}] else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertEqual(mesh.infer("p", x={"n": 4}).value, {"n": 4})
+        first, second, third, last = (asked.connection for asked in gateway.asked)
+        self.assertEqual((second, first), (third, last))
+        self.assertNotEqual(first, second)
+
+    def test_address_of_ipv6_may_have_no_port(self) -> None:
+        for url, port in (("http://[2001:db8::1]", 80), ("https://[::1]/at", 443), ("http://[::1]:81", 81)):
+            mesh = self.mesh(url)
+            self.assertEqual(mesh._endpoint.port, port)
+
     def test_closed_mesh_refuses(self) -> None:
         mesh = self.mesh(self.gateway(text("a")))
         mesh.close()
@@ -724,6 +748,20 @@ class ManyTest(ClientTest):
         for taken in range(1, 20):
             next(many)
             self.assertLessEqual(len(read), taken + 5)
+
+    def test_outcomes_come_while_the_items_still_do(self) -> None:
+        def items(taken: List[Any], read: List[int]) -> Any:
+            while not taken:
+                read.append(1)
+                yield {"x": 1}
+
+        mesh = self.mesh(self.gateway(echo))
+        for ordered in (True, False):
+            taken: List[Any] = []
+            read: List[int] = []
+            for outcome in mesh.infer_many("p", items(taken, read), in_flight=20_000, ordered=ordered):
+                taken.append(outcome)
+            self.assertLess(len(read), 20_000)
 
     def test_early_end_cancels_what_runs(self) -> None:
         gateway = self.gateway(text("a"), stall)

@@ -154,7 +154,6 @@ class Mesh:
     ) -> None:
         self._endpoint = Endpoint(url, token, ca, connections, max_bytes)
         self._transport = Transport(self._endpoint)
-        self._threads = ThreadPoolExecutor(connections, "stagemesh")
         self._interrupt: Optional[Interrupt] = None  # of all calls
         self.options = Options().changed(timeout=timeout)
 
@@ -189,7 +188,7 @@ class Mesh:
 
     def close(self) -> None:
         """Waits for the requests in the background, and closes the connections."""
-        self._threads.shutdown()
+        self._transport.threads.shutdown()
         self._transport.close()
 
     def __enter__(self) -> Mesh:
@@ -260,7 +259,7 @@ class Mesh:
         """Runs a request in the background."""
         plan = infer_plan(pipeline, "infer", merge(inputs, named), self.options)
         key, interrupt = self._key(), Interrupt()
-        future = self._threads.submit(self.bind(interrupt)._infer, plan, key)
+        future = self._transport.threads.submit(self.bind(interrupt)._infer, plan, key)
 
         def cancel() -> None:
             interrupt.set()
@@ -274,7 +273,8 @@ class Mesh:
     ) -> Iterator[Outcome]:
         """Runs a request for each item, and yields their outcomes: in their order, or as they are ready.
 
-        At most in_flight items are read ahead of the outcomes that were taken.
+        At most in_flight items are read ahead of the outcomes that were taken. While the next item is read,
+        outcomes wait.
         """
         interrupt = self._interrupt or Interrupt()
         mesh, running = self.bind(interrupt).with_options(idempotency_key=""), deque()  # type: ignore[var-annotated]
@@ -289,7 +289,7 @@ class Mesh:
         try:
             for index, inputs in enumerate(items):
                 running.append(threads.submit(one, index, inputs))
-                if len(running) >= in_flight:
+                while running and (len(running) >= in_flight or _has_next(running, ordered)):
                     yield _next(running, ordered)
             while running:
                 yield _next(running, ordered)
@@ -316,6 +316,10 @@ class Mesh:
     def cancel(self, request_id: str = "", *, pipeline: str = "", key: str = "") -> None:
         """Cancels a request."""
         self.exchange(request_plan(request_id, pipeline, key, "cancel"))
+
+
+def _has_next(running: Deque[Future[Outcome]], ordered: bool) -> bool:
+    return running[0].done() if ordered else any(future.done() for future in running)
 
 
 def _next(running: Deque[Future[Outcome]], ordered: bool) -> Outcome:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import re
 import select
 import socket
@@ -16,8 +17,10 @@ import ssl
 import threading
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Deque, Iterator, List, Mapping, NamedTuple, Optional, Set, Union
 from urllib.parse import urlsplit
+from weakref import WeakSet
 
 from .calls import Plan
 from .faults import Cancelled, DeadlineExceeded, Disconnected, disconnected, invalid_answer
@@ -44,7 +47,9 @@ class Endpoint:
         if connections < 1 or max_bytes < 1:
             raise ValueError("connections and max_bytes: expected at least 1")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-        self.host, self.port, self.prefix = parts.hostname, parts.port, parts.path.rstrip("/")
+        # Without a port the library takes the end of an IPv6 address for one.
+        self.host, self.port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        self.prefix = parts.path.rstrip("/")
         self.connections, self.max_bytes = connections, max_bytes
         self.headers = {"User-Agent": "stagemesh-python"}
         if token:
@@ -124,16 +129,40 @@ def all_in_use(connections: int) -> DeadlineExceeded:
     return DeadlineExceeded(f"all {connections} connections are in use", reason="DEADLINE_EXCEEDED")
 
 
+_TRANSPORTS: WeakSet[Transport] = WeakSet()
+
+
+def _after_fork() -> None:
+    for transport in list(_TRANSPORTS):
+        transport.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class Transport:
     """Exchanges requests for answers."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._room = threading.Semaphore(endpoint.connections)
-        self._lock = threading.Lock()
         self._idle: List[http.client.HTTPConnection] = []
         self._closed = False
+        self._begin()
+        _TRANSPORTS.add(self)
+
+    def _begin(self) -> None:
+        self._room = threading.Semaphore(self.endpoint.connections)
+        self._lock = threading.Lock()
         self.dropped: Deque[_Exchange] = deque()  # whose readers have gone, and whose places are still taken
+        self.threads = ThreadPoolExecutor(self.endpoint.connections, "stagemesh")  # of requests in the background
+
+    def after_fork(self) -> None:
+        """Begins anew in a child process: the connections, and the threads, are the parent's."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+        self._begin()
 
     def close(self) -> None:
         """Closes idle connections; those in use close after their exchange."""
