@@ -85,7 +85,7 @@ export declare class InvalidAnswer extends Fault {
 type Kind = new (message: string, details: FaultDetails) => Fault;
 /** The class and the reasons of each code of gRPC. */
 export declare const CODES: Readonly<Record<string, readonly [Kind, string]>>;
-/** Returns the fault of a reason, in its class; of a reason that is not known, in the class of its code. */
+/** Returns the fault of a reason, in the class of its code, or without one in that of the reason. */
 export declare function faultOfReason(message: string, details: FaultDetails, code?: string): Fault;
 /** The reasons after which the same request may succeed. */
 export declare const RETRYABLE: ReadonlySet<string>;

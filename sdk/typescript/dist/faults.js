@@ -125,10 +125,10 @@ for (const [code, [kind]] of Object.entries(CODES)) {
 }
 name(Disconnected, { name: "Disconnected" });
 name(InvalidAnswer, { name: "InvalidAnswer" });
-/** Returns the fault of a reason, in its class; of a reason that is not known, in the class of its code. */
+/** Returns the fault of a reason, in the class of its code, or without one in that of the reason. */
 export function faultOfReason(message, details, code = "") {
     const found = Object.values(CODES).find(([, reasons]) => reasons.split(" ").includes(details.reason));
-    const [kind] = found ?? CODES[code] ?? [Fault];
+    const [kind] = (code === "" ? found : CODES[code]) ?? [Fault];
     return new kind(message, details);
 }
 /** The reasons after which the same request may succeed. */

@@ -90,7 +90,11 @@ export class Mesh {
      * items are read ahead of the outcomes that were taken.
      */
     async *inferMany(pipeline, items, { inFlight = 64, ordered = true, ...options } = {}) {
-        const { abort, unlink } = link(this.settle(options).signal);
+        if (!(inFlight >= 1)) {
+            throw new RangeError(`inFlight: expected at least 1, got ${inFlight}`);
+        }
+        const { signal } = this.settle(options);
+        const { abort, unlink } = link(signal);
         const settled = this.settle({ ...options, idempotencyKey: "" });
         const inside = new Set(); // Node warns where one signal has many listeners
         abort.signal.addEventListener("abort", () => inside.forEach((one) => one.abort(abort.signal.reason)));
@@ -100,6 +104,14 @@ export class Mesh {
         const waiting = [];
         const change = () => new Promise((resolve) => waiting.push(resolve));
         const wake = () => waiting.splice(0).forEach((resolve) => resolve());
+        const stop = () => {
+            failure ??= { error: faultOf(undefined, signal) };
+            wake();
+        };
+        signal?.addEventListener("abort", stop);
+        if (signal?.aborted === true) {
+            stop();
+        }
         const run = async (number, inputs) => {
             const own = new AbortController();
             inside.add(own);
@@ -149,6 +161,7 @@ export class Mesh {
             }
         }
         finally {
+            signal?.removeEventListener("abort", stop);
             abort.abort();
             wake();
             unlink();

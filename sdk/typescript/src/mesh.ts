@@ -136,7 +136,11 @@ export class Mesh {
     items: Iterable<Inputs> | AsyncIterable<Inputs>,
     { inFlight = 64, ordered = true, ...options }: Options & { inFlight?: number; ordered?: boolean } = {},
   ): AsyncGenerator<Outcome<O>, void, undefined> {
-    const { abort, unlink } = link(this.settle(options).signal);
+    if (!(inFlight >= 1)) {
+      throw new RangeError(`inFlight: expected at least 1, got ${inFlight}`);
+    }
+    const { signal } = this.settle(options);
+    const { abort, unlink } = link(signal);
     const settled = this.settle({ ...options, idempotencyKey: "" });
     const inside = new Set<AbortController>(); // Node warns where one signal has many listeners
     abort.signal.addEventListener("abort", () => inside.forEach((one) => one.abort(abort.signal.reason)));
@@ -146,6 +150,14 @@ export class Mesh {
     const waiting: (() => void)[] = [];
     const change = (): Promise<void> => new Promise((resolve) => waiting.push(resolve));
     const wake = (): void => waiting.splice(0).forEach((resolve) => resolve());
+    const stop = (): void => {
+      failure ??= { error: faultOf(undefined, signal) };
+      wake();
+    };
+    signal?.addEventListener("abort", stop);
+    if (signal?.aborted === true) {
+      stop();
+    }
     const run = async (number: number, inputs: Inputs): Promise<void> => {
       const own = new AbortController();
       inside.add(own);
@@ -192,6 +204,7 @@ export class Mesh {
         throw failure.error;
       }
     } finally {
+      signal?.removeEventListener("abort", stop);
       abort.abort();
       wake();
       unlink();

@@ -407,7 +407,21 @@ test("many requests: order, bounds, and ends", async () => {
     }
   })();
   abort.abort();
-  await aborted;
+  assert.ok((await faultOf(aborted)) instanceof client.Cancelled);
+
+  // One whose items pause ends too, and one that was aborted before begins nothing.
+  const pausing = new AbortController();
+  const paused = (async () => {
+    const none = { [Symbol.asyncIterator]: () => ({ next: () => new Promise(() => {}) }) };
+    for await (const _ of mesh.inferMany("waits", none, { signal: pausing.signal }));
+  })();
+  pausing.abort();
+  assert.ok((await faultOf(paused)) instanceof client.Cancelled);
+  const before = (async () => {
+    for await (const _ of mesh.inferMany("shuffled", items(3), { signal: AbortSignal.abort() }));
+  })();
+  assert.ok((await faultOf(before)) instanceof client.Cancelled);
+  await assert.rejects(mesh.inferMany("shuffled", items(3), { inFlight: 0 }).next(), RangeError);
 });
 
 test("outcomes come while the items still do", async () => {
