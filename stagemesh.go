@@ -340,6 +340,10 @@ func (m *Mesh) SetJobs(c Jobs) error {
 	if err != nil {
 		return err
 	}
+	err = p.gateway.Ready()
+	if _, isFault := errors.AsType[*fault.Fault](err); err != nil && !isFault { // with a fault it has started
+		return fault.Newf(fault.NoCapacity, "%w", err)
+	}
 	m.jobs.Lock()
 	defer m.jobs.Unlock()
 	c.Settings, c.Batches, c.Webhooks = m.settings.Jobs.Settings, m.settings.Jobs.Batches, m.settings.Jobs.Webhooks

@@ -51,7 +51,8 @@ func newCheck() *cobra.Command {
 			paths := append(filepath.SplitList(os.Getenv("PYTHONPATH")), folder)
 			run.Env = append(os.Environ(), "PYTHONPATH="+strings.Join(paths, string(filepath.ListSeparator)))
 			run.Stdin, run.Stdout, run.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
-			run.Cancel, run.WaitDelay = func() error { return run.Process.Signal(os.Interrupt) }, checkGrace
+			// The terminal sends its signal to the worker as well, and a second one would cut its end short.
+			run.Cancel, run.WaitDelay = func() error { return nil }, checkGrace
 			err = run.Run()
 			if ctx.Err() != nil {
 				return errors.New("the check was interrupted")

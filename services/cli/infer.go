@@ -72,9 +72,6 @@ func newInfer() *cobra.Command {
 var ErrFailed = errors.New("some requests failed")
 
 func (c *inferCommand) run(ctx context.Context, files []string, out io.Writer) error {
-	if err := c.content.check(); err != nil {
-		return err
-	}
 	_, err := pipeline.ParseDurability(c.durability)
 	switch {
 	case c.timeout < 0:
@@ -208,7 +205,7 @@ func (p namedTexts) Type() string   { return "name=value" }
 // Set adds a pair.
 func (p namedTexts) Set(text string) error {
 	name, value, ok := strings.Cut(text, "=")
-	if !ok {
+	if !ok || name == "" {
 		return errors.New("must be name=value")
 	}
 	if *p.to == nil {
@@ -227,13 +224,6 @@ type content struct {
 func (c *content) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.mediaType, "content-type", "", "the content type of each FILE, such as text/plain, instead of the one that follows from its name")
 	cmd.Flags().Var(namedTexts{&c.parameters}, "parameter", "a parameter for every step, as name=value: true, 3, 0.5 or text; may be repeated")
-}
-
-func (c content) check() error {
-	if value, ok := c.parameters[""]; ok {
-		return fmt.Errorf("--parameter: =%s has no name", value)
-	}
-	return nil
 }
 
 func (c content) values() map[string]*inferencev1.Value {

@@ -214,9 +214,6 @@ func newJobsSubmit() *cobra.Command {
 		if c.request.GetIdempotencyKey() != "" && len(args) > 2 {
 			return fmt.Errorf("--idempotency-key: needs exactly one FILE, not %d", len(args)-1)
 		}
-		if err := c.content.check(); err != nil {
-			return err
-		}
 		if c.path != "" && len(c.content.parameters) > 0 {
 			return usageError(cmd, errors.New("--parameter: is for pipelines, and --path for a queue with an HTTP target"))
 		}
@@ -233,6 +230,7 @@ func newJobsSubmit() *cobra.Command {
 		c.clients, c.request.Queue, c.stdin, c.table.out = client, args[0], cmd.InOrStdin(), cmd.OutOrStdout()
 		ctx, stop := process.SignalContext(cmd.Context())
 		defer stop()
+		defer context.AfterFunc(ctx, stop)() // a second signal ends what waits for input
 		err := c.run(ctx, args[1:])
 		failed, failure := c.table.each(c.ids, c.files, client.awaitJob(ctx))
 		return c.table.finish(c.failed+failed, c.all, cmp.Or(err, failure))
@@ -408,6 +406,7 @@ func newJobsWait() *cobra.Command {
 	return askPublic(wait, func(cmd *cobra.Command, client clients, args []string) error {
 		ctx, stop := process.SignalContext(cmd.Context())
 		defer stop()
+		defer context.AfterFunc(ctx, stop)() // a second signal ends what waits for input
 		if timeout > 0 {
 			within, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
@@ -518,7 +517,7 @@ func newJobsList() *cobra.Command {
 				return err
 			}
 		}
-		if len(page.Msg.GetJobs()) == 0 {
+		if len(page.Msg.GetJobs()) == 0 && page.Msg.GetNext() == 0 {
 			fmt.Fprintln(cmd.ErrOrStderr(), "there are no such jobs in queue "+visible(args[0]))
 		}
 		if next := page.Msg.GetNext(); next != 0 {

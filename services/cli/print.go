@@ -388,12 +388,12 @@ func Render(part *inferencev1.Part) string {
 
 // cut returns text on one line, cut where it is long, and of other bytes how many they are.
 func cut(data []byte) string {
+	if !utf8.Valid(data) {
+		return count(len(data), "byte")
+	}
 	rest := ""
 	if len(data) > maxText {
 		data, rest = bytes.ToValidUTF8(data[:maxText], nil), "..."
-	}
-	if !utf8.Valid(data) {
-		return count(len(data), "byte")
 	}
 	return visible(strings.TrimSpace(string(data))) + rest
 }
@@ -413,9 +413,8 @@ func renderTensor(t tensor.Tensor) string {
 	case tensor.Bytes:
 		var of [][]byte
 		of, err = t.BytesElements()
-		values = format("%s", of)
-		for i := range values {
-			values[i] = cut(of[i])
+		for _, element := range of[:min(len(of), maxElements+1)] {
+			values = append(values, cut(element))
 		}
 	default:
 		err = errors.ErrUnsupported

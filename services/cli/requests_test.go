@@ -244,9 +244,9 @@ func TestRequestVerbsCheckTheirArguments(t *testing.T) {
 		"cancel of no mesh":    {[]string{"cancel", good, "-a", "127.0.0.1:1"}, "cannot connect to http://127.0.0.1:1: "},
 		"cancel nowhere":       {[]string{"cancel", good, "-a", "ftp://x"}, "--address: "},
 		"a negative timeout":   {[]string{"infer", "p", "f", "--timeout", "-1s"}, "--timeout: -1s is negative"},
-		"a nameless parameter": {[]string{"infer", "p", "f", "--parameter", "=1"}, "--parameter: =1 has no name"},
-		"a nameless and empty": {[]string{"infer", "p", "f", "--parameter", "="}, "--parameter: = has no name"},
-		"one of a job":         {[]string{"jobs", "submit", "q", "f", "--parameter", "=1"}, "--parameter: =1 has no name"},
+		"a nameless parameter": {[]string{"infer", "p", "f", "--parameter", "=1"}, `invalid argument "=1" for "--parameter" flag: must be name=value`},
+		"a nameless and empty": {[]string{"infer", "p", "f", "--parameter", "="}, `invalid argument "=" for "--parameter" flag: must be name=value`},
+		"one of a job":         {[]string{"jobs", "submit", "q", "f", "--parameter", "=1"}, `invalid argument "=1" for "--parameter" flag: must be name=value`},
 		"a durability":         {[]string{"infer", "p", "f", "--durability", "disk"}, `--durability: "disk": use memory or file`},
 	} {
 		out, err := run(t, test.args...)

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -135,6 +136,7 @@ func (c *scaleCommand) execute(ctx context.Context, stage string, hosts uint32) 
 	cmd := exec.CommandContext(limited, "sh", "-c", strings.NewReplacer("{stage}", stage, "{hosts}", n).Replace(c.exec)) //nolint:gosec // the operator's command
 	cmd.Env = append(os.Environ(), "STAGEMESH_STAGE="+stage, "STAGEMESH_HOSTS="+n)
 	cmd.Stdout, cmd.Stderr = c.out, c.errOut
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a signal of the terminal comes once
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 5 * time.Second
 	err := cmd.Run()
