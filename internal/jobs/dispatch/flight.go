@@ -461,7 +461,7 @@ func (o *owner) leave(ctx context.Context, e *entry, ended *inferencev1.Job) {
 func (o *owner) notify(ctx context.Context, e *entry, url string, ended *inferencev1.Job) bool {
 	now, isParked := time.Now(), e.end != 0
 	o.mu.Lock()
-	o.end(e, ended)
+	e.end, e.dropAt = uint8(ended.GetState()), uint32(ended.GetEndedAt().AsTime().Add(o.jobs.Retention()/2).Unix())
 	until, isDropped := o.full[e.line.tenant], e.isDropped(now)
 	o.mu.Unlock()
 	if !now.Before(until) || isParked && !isDropped {
@@ -476,6 +476,10 @@ func (o *owner) notify(ctx context.Context, e *entry, url string, ended *inferen
 		o.metrics.dropped.Add(ctx, 1, labels(attribute.String("queue", e.line.queue)))
 		return true
 	}
+	if l := e.line; !isParked { // one that holds up no other job
+		e.line = o.order.line(l.queue, l.class, l.tenant, append(slices.Clone(l.keys), "ended\x00")...)
+	}
+	e.isAside, e.record = false, 0 // it needs no record, so low may pass it
 	o.park(e, until)
 	o.requeue(e)
 	return false

@@ -9,7 +9,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
-	"slices"
 	"sync"
 	"time"
 
@@ -384,16 +383,6 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 	}
 	// What runs of a pool that is gone is an earlier owner's, and the next one resumes it.
 	return pause, o.isRetiring && (o.isGone || len(o.running) == o.ending)
-}
-
-// end takes the end of a job, which is stored, and not the notice of it. The job gets a line that holds up no other; the
-// lock is held.
-func (o *owner) end(e *entry, ended *inferencev1.Job) {
-	if l := e.line; e.end == 0 {
-		e.line = o.order.line(l.queue, l.class, l.tenant, append(slices.Clone(l.keys), "ended\x00")...)
-	}
-	e.end, e.dropAt = uint8(ended.GetState()), uint32(ended.GetEndedAt().AsTime().Add(o.jobs.Retention()/2).Unix())
-	e.isAside, e.record = false, 0 // it needs no record, so low may pass it
 }
 
 // isDropped reports whether a notice has waited for too long.
