@@ -107,8 +107,10 @@ type Jobs struct {
 
 	control, chunks stream
 	retention       time.Duration
-	// Records bounds the records that each tenant keeps, and notices those of its webhooks.
-	Records, notices *Share
+	// Records bounds the records that each tenant keeps.
+	Records *Share
+	// notices bounds each tenant's notices in the queue of webhooks.
+	notices *Share
 
 	mu     sync.Mutex
 	epochs map[pipeline.QueueName]queueEpoch // of the queues that are followed

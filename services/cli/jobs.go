@@ -406,7 +406,6 @@ func newJobsWait() *cobra.Command {
 	return askPublic(wait, func(cmd *cobra.Command, client clients, args []string) error {
 		ctx, stop := process.SignalContext(cmd.Context())
 		defer stop()
-		defer context.AfterFunc(ctx, stop)() // a second signal ends what waits for input
 		if timeout > 0 {
 			within, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()

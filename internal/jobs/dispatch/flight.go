@@ -462,9 +462,9 @@ func (o *owner) notify(ctx context.Context, e *entry, url string, ended *inferen
 	now, isParked := time.Now(), e.end != 0
 	o.mu.Lock()
 	e.end, e.dropAt = uint8(ended.GetState()), uint32(ended.GetEndedAt().AsTime().Add(o.jobs.Retention()/2).Unix())
-	until, isDropped := o.full[e.line.tenant], e.isDropped(now)
+	until, isTooLate := o.full[e.line.tenant], e.isTooLate(now)
 	o.mu.Unlock()
-	if !now.Before(until) || isParked && !isDropped {
+	if !now.Before(until) || isParked && !isTooLate {
 		var isStored bool
 		if until, isStored = o.tryNotice(ctx, e, url, ended); isStored {
 			return true
@@ -472,7 +472,7 @@ func (o *owner) notify(ctx context.Context, e *entry, url string, ended *inferen
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if isDropped && ctx.Err() == nil {
+	if isTooLate && ctx.Err() == nil {
 		o.metrics.dropped.Add(ctx, 1, labels(attribute.String("queue", e.line.queue)))
 		return true
 	}

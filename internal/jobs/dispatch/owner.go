@@ -335,7 +335,7 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 		switch until := o.full[e.line.tenant]; {
 		case e.end == 0:
 			o.startEnd(e, func(ctx, _ context.Context) { o.expire(ctx, e) })
-		case now.Before(until) && !e.isDropped(now):
+		case now.Before(until) && !e.isTooLate(now):
 			o.order.remove(e)
 			o.park(e, until)
 			o.enqueue(e, now)
@@ -385,8 +385,8 @@ func (o *owner) advance(now time.Time) (pause time.Duration, hasRetired bool) {
 	return pause, o.isRetiring && (o.isGone || len(o.running) == o.ending)
 }
 
-// isDropped reports whether a notice has waited for too long.
-func (e *entry) isDropped(now time.Time) bool { return now.Unix() > int64(e.dropAt) }
+// isTooLate reports whether a notice has waited for so long that it is dropped.
+func (e *entry) isTooLate(now time.Time) bool { return now.Unix() > int64(e.dropAt) }
 
 // park has a job whose end was taken wait until a time; the lock is held.
 func (o *owner) park(e *entry, until time.Time) {
