@@ -221,7 +221,7 @@ func (f *fleet) withGatewaysAndHosts(t *testing.T, s gatewaySpec) *mesh {
 			m.hosts = append(m.hosts, f.host(hostSpec{stage: stage, run: time.Millisecond}))
 		}
 	}
-	s.pipelines, s.drainDelay = map[string][]string{"chain": {"one", "two", "three"}}, time.Second
+	s.pipelines, s.drainDelay = map[string][]string{"chain": {"one", "two", "three"}}, noticeDelay
 	m.gateways = []*member{f.gatewayOf(s), f.gatewayOf(s)}
 	testbed.Eventually(t, "every gateway shows all hosts", m.isInView)
 	return m

@@ -512,6 +512,9 @@ const (
 	// idleConnection is how long callers keep an idle connection. The drain delay of a
 	// gateway is longer.
 	idleConnection = 2 * balanceEvery
+	// noticeDelay is a drain delay in which a balancer notices that a gateway leaves, also on a machine with twenty
+	// busy processes for each core: there a second was not enough.
+	noticeDelay = 3 * time.Second
 )
 
 // readiness has the gateways that are ready.

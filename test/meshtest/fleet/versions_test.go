@@ -60,7 +60,7 @@ func TestUpgradeDisturbsNoStream(t *testing.T) {
 	const chunks = 4
 	f := newFleet(t)
 	f.program = *earlier
-	streaming, serving := hostSpec{run: 20 * time.Millisecond, chunks: chunks, slots: 16}, gatewaySpec{drainDelay: time.Second}
+	streaming, serving := hostSpec{run: 20 * time.Millisecond, chunks: chunks, slots: 16}, gatewaySpec{drainDelay: noticeDelay}
 	m := &mesh{t: t, fleet: f, hosts: []*member{f.host(streaming), f.host(streaming)}, gateways: []*member{f.gatewayOf(serving), f.gatewayOf(serving)}}
 	l := f.load(loadSpec{inFlight: 16, chunks: chunks, through: perRequest})
 	m.upgradeAndRollBack(func() { l.flow(200) })
@@ -114,7 +114,7 @@ func TestUpgradeKeepsPipelinesWithBlocks(t *testing.T) {
 	l := f.load(loadSpec{pipeline: "chain", inFlight: 16, every: 8 * time.Millisecond, through: perRequest})
 	l.flow(100)
 	f.program = ""
-	spec := gatewaySpec{pipelines: map[string][]string{"chain": {"one", "two", "three"}}, drainDelay: time.Second}
+	spec := gatewaySpec{pipelines: map[string][]string{"chain": {"one", "two", "three"}}, drainDelay: noticeDelay}
 	if err := json.Unmarshal([]byte(blocks), &spec.blocks); err != nil {
 		t.Fatal(err)
 	}
