@@ -2,6 +2,7 @@ package payload
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -165,8 +166,13 @@ func (v *Value) UnmarshalYAML(decode func(any) error) error {
 }
 
 // ParseValue parses a value that a person wrote: true, 3, 0.5, or else text. What only
-// a program would take for a number, such as nan, 0x1p4 or 1_000, is text.
+// a program would take for a number, such as nan, 0x1p4 or 1_000, is text, and so is a
+// string of JSON, such as "3".
 func ParseValue(s string) Value {
+	var quoted string
+	if strings.HasPrefix(s, `"`) && json.Unmarshal([]byte(s), &quoted) == nil {
+		return String(quoted)
+	}
 	if b, err := strconv.ParseBool(s); err == nil && (s == "true" || s == "false") {
 		return Bool(b)
 	}

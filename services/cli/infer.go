@@ -223,7 +223,7 @@ type content struct {
 
 func (c *content) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.mediaType, "content-type", "", "the content type of each FILE, such as text/plain, instead of the one that follows from its name")
-	cmd.Flags().Var(namedTexts{&c.parameters}, "parameter", "a parameter for every step, as name=value: true, 3, 0.5 or text; may be repeated")
+	cmd.Flags().Var(namedTexts{&c.parameters}, "parameter", "a parameter for every step, as name=value: true, 3, 0.5, text, or \"3\" as text; may be repeated")
 }
 
 func (c content) values() map[string]*inferencev1.Value {

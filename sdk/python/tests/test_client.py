@@ -249,7 +249,7 @@ class OptionsTest(ClientTest):
         mesh = self.mesh(gateway, token="secret").with_options(
             timeout=5,
             parameters={"k": 3, "s": "3"},
-            steps={"top": {"k": 2, "on": True}},
+            steps={"top": {"k": 2, "on": True, "id": "007", "mode": "fast"}},
             outputs=["a", "b"],
             priority=-1,
             durability="file",
@@ -260,7 +260,12 @@ class OptionsTest(ClientTest):
         mesh.infer("stage:a/b", x=b"1")
         (asked,) = gateway.asked
         self.assertEqual(
-            (asked.method, asked.path), ("POST", "/v1/pipelines/stage%3Aa%2Fb:infer?steps.top.k=2&steps.top.on=true")
+            (asked.method, asked.path),
+            (
+                "POST",
+                "/v1/pipelines/stage%3Aa%2Fb:infer"
+                "?steps.top.k=2&steps.top.on=true&steps.top.id=%22007%22&steps.top.mode=fast",
+            ),
         )
         for name, want in {
             "Authorization": "Bearer secret",
@@ -474,6 +479,38 @@ class DeadlineTest(ClientTest):
         self.mesh(gateway, timeout=5).infer("p", x=b"1")
         first, second = (int(asked.headers["Stagemesh-Timeout"]) for asked in gateway.asked)
         self.assertGreaterEqual(first - second, 200)
+
+    def test_deadline_is_what_waiting_has_left(self) -> None:
+        async def infer(mesh: AsyncMesh) -> None:
+            async with mesh:
+                first = asyncio.ensure_future(mesh.infer("p", x=b"1"))
+                while not gateway.asked:
+                    await asyncio.sleep(0.001)
+                await asyncio.gather(first, mesh.infer("p", x=b"1"))
+
+        def second(use: str) -> None:
+            if use == "async":
+                asyncio.run(infer(AsyncMesh(gateway.url, connections=1).with_options(timeout=5)))
+                return
+            mesh = self.mesh(gateway, connections=1, timeout=5)
+            first = mesh.start("p", x=b"1")
+            while not gateway.asked:
+                time.sleep(0.001)
+            if use == "start":
+                mesh.start("p", x=b"1").result()
+            else:
+                mesh.infer("p", x=b"1")
+            first.result()
+
+        def slow(handler: Any, asked: Any) -> None:
+            gateway.ended.wait(0.2)
+            text("ok")(handler, asked)
+
+        for use in ("infer", "start", "async"):
+            with self.subTest(use):
+                gateway = self.gateway(slow, text("ok"))
+                second(use)
+                self.assertLessEqual(int(gateway.asked[1].headers["Stagemesh-Timeout"]), 4900)
 
     def test_without_a_timeout_none_is_sent(self) -> None:
         gateway = self.gateway(text("ok"))
@@ -691,6 +728,17 @@ class BackgroundTest(ClientTest):
             (asked.method, asked.path, asked.headers["Idempotency-Key"]),
             ("POST", "/v1/pipelines/p:cancel", pending.key),
         )
+
+    def test_cancel_ends_a_handshake(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            pending = client.Mesh(f"https://127.0.0.1:{server.getsockname()[1]}").start("p", x="a")
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1)
+                begin = time.monotonic()
+                pending.cancel()
+                self.fails(client.Cancelled, pending.result)
+                self.assertLess(time.monotonic() - begin, 5)
 
     def test_cancel_ends_a_pause(self) -> None:
         gateway = self.gateway(fault("QUEUE_FULL", retry_after_ms=50_000))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import (
@@ -111,16 +112,18 @@ class AsyncMesh:
     async def call(self, function: Callable[[Mesh], T]) -> T:
         """Calls a function with the mesh in a thread."""
         interrupt = Interrupt()
-        mesh = self._mesh.bind(interrupt)
-        await self.enter()
+        spent = await self.enter()
         try:
+            mesh = self._mesh.bind(interrupt, spent)
             return await self.run(interrupt, lambda: function(mesh))
         finally:
             self.leave()
 
-    async def enter(self) -> None:
-        """Waits for the place of a call, as long as a call may take; raises DeadlineExceeded."""
+    async def enter(self) -> float:
+        """Waits for the place of a call, and returns how long, in seconds; raises DeadlineExceeded."""
+        begun = time.monotonic()
         await self._places.take(self._mesh.options.timeout)
+        return time.monotonic() - begun
 
     def leave(self) -> None:
         """Gives the place of a call back."""
@@ -154,7 +157,10 @@ class AsyncMesh:
         self, pipeline: str, items: Iterable[Mapping[str, Any]], in_flight: int = 64, ordered: bool = True
     ) -> AsyncIteration[Outcome]:
         """Runs a request for each item, and yields their outcomes."""
-        return self.iterate(lambda mesh: mesh.infer_many(pipeline, items, in_flight, ordered))
+        timeout = self._mesh.options.timeout  # of each item: a wait for the thread that begins them counts for none
+        return self.iterate(
+            lambda mesh: mesh.with_options(timeout=timeout).infer_many(pipeline, items, in_flight, ordered)
+        )
 
     async def result(self, request_id: str = "", *, pipeline: str = "", key: str = "", wait: float = 0) -> Answer:
         """Returns the stored answer of a durable request, or of one with a key."""
@@ -169,13 +175,13 @@ class AsyncIteration(AsyncIterator[T], Generic[T]):
     """The values of a call as they come; it begins with the first."""
 
     def __init__(self, mesh: AsyncMesh, begin: Callable[[Mesh], Iterator[T]]) -> None:
-        self._mesh, self._begin, self._interrupt = mesh, begin, Interrupt()
+        self._mesh, self._begin, self._interrupt, self._spent = mesh, begin, Interrupt(), 0.0
         self._iterator: Any = None
         self._loop: Optional[asyncio.AbstractEventLoop] = None  # while it has a place
 
     async def __anext__(self) -> T:
         if self._iterator is None and self._loop is None:
-            await self._mesh.enter()
+            self._spent = await self._mesh.enter()
             self._loop = asyncio.get_running_loop()
         try:
             value = await self._mesh.run(self._interrupt, self._next)
@@ -199,7 +205,7 @@ class AsyncIteration(AsyncIterator[T], Generic[T]):
 
     def _next(self) -> T:
         if self._iterator is None:
-            self._iterator = self._begin(self._mesh._mesh.bind(self._interrupt))
+            self._iterator = self._begin(self._mesh._mesh.bind(self._interrupt, self._spent))
         value: T = next(self._iterator, _END)
         return value
 

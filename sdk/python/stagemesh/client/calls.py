@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import numbers
 import random
+import re
 from typing import Any, Callable, Deque, Dict, Mapping, NamedTuple, Optional, Sequence, Union
 from urllib.parse import quote, urlencode
 
@@ -59,6 +60,8 @@ class Options(NamedTuple):
 
 
 def _text(value: Parameter) -> str:
+    if isinstance(value, str) and re.match(r'["+.\d-]|(true|false)$', value):
+        return json.dumps(value, ensure_ascii=False)  # quotes tell it from a number
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -38,11 +38,9 @@ from .faults import (
     fault_of,
     invalid_answer,
 )
-from .transport import Endpoint, Interrupt, Reply, Transport
+from .transport import Clock, Endpoint, Interrupt, Reply, Transport, all_in_use
 from .values import PACKED, Answer, Chunk, blob_of, decode_answer, encode_request, merge
 
-# The client waits this much longer than the deadline, for the gateway's own word, in seconds.
-_GRACE = 0.5
 # A wait at the gateway is asked for in pieces of so many seconds, and its answer comes within the slack.
 _WAIT, _SLACK = 20.0, 30.0
 
@@ -175,10 +173,16 @@ class Mesh:
         out.options = self.options.changed(**options)
         return out
 
-    def bind(self, interrupt: Interrupt) -> Mesh:
-        """Returns the same mesh whose calls end with the interrupt."""
-        out = copy.copy(self)
+    def bind(self, interrupt: Interrupt, spent: float = 0) -> Mesh:
+        """Returns the same mesh whose calls end with the interrupt.
+
+        So many seconds of their timeout are spent: waiting for a thread; raises DeadlineExceeded.
+        """
+        out, timeout = copy.copy(self), self.options.timeout
         out._interrupt = interrupt
+        if timeout is not None and spent >= timeout:
+            raise all_in_use(self._endpoint.connections)
+        out.options = out.options._replace(timeout=timeout and timeout - spent)
         return out
 
     @property
@@ -209,18 +213,13 @@ class Mesh:
         connection that broke have a new key, as the mesh may have the request by then.
         """
         options, interrupt = self.options, self._interrupt or Interrupt()
-        end = None if options.timeout is None else time.monotonic() + options.timeout
-        failures, made = 0, ""
+        clock, failures, made = Clock(options.timeout), 0, ""
         while True:
-            left = None if end is None else max(0.001, end - time.monotonic())
             headers = {**plan.headers, **options.headers}
-            if plan.inference and left is not None:
-                headers["Stagemesh-Timeout"] = str(max(1, int(left * 1000)))
             if key or made:
                 headers["Idempotency-Key"] = key or made
             try:
-                timeout = None if left is None else left + _GRACE
-                reply = self._transport.send(plan._replace(headers=headers), timeout, interrupt)
+                reply = self._transport.send(plan._replace(headers=headers), clock, interrupt)
                 if is_answer(reply):
                     return reply
                 raise fault_of(reply.status, reply.headers, reply.body)
@@ -228,9 +227,7 @@ class Mesh:
                 fault.key, failures = key or made, failures + 1
                 pause = pause_before(failures, fault)
                 needs_no_key = bool(made) and isinstance(fault, Unimplemented)  # a mesh without a broker has no keys
-                if failures > options.retries or not (fault.retryable or needs_no_key):
-                    raise
-                if end is not None and time.monotonic() + pause >= end:
+                if failures > options.retries or not (fault.retryable or needs_no_key) or pause >= clock.rest():
                     raise
                 may_have_it = isinstance(fault, Disconnected) and fault.sent and plan.inference
                 may_have_it = may_have_it and not key and not plan.stream  # a stream with a key outlives its reader
@@ -258,8 +255,10 @@ class Mesh:
     def start(self, pipeline: str, inputs: Optional[Mapping[str, Any]] = None, /, **named: Any) -> Pending:
         """Runs a request in the background."""
         plan = infer_plan(pipeline, "infer", merge(inputs, named), self.options)
-        key, interrupt = self._key(), Interrupt()
-        future = self._transport.threads.submit(self.bind(interrupt)._infer, plan, key)
+        key, interrupt, begun = self._key(), Interrupt(), time.monotonic()
+        future = self._transport.threads.submit(
+            lambda: self.bind(interrupt, spent=time.monotonic() - begun)._infer(plan, key)
+        )
 
         def cancel() -> None:
             interrupt.set()

@@ -27,6 +27,8 @@ from .faults import Cancelled, DeadlineExceeded, Disconnected, disconnected, inv
 
 # The longest wait for a connection, and for the next bytes of a stream: a gateway sends some every 15 s.
 CONNECT_TIMEOUT, IDLE_TIMEOUT = 10.0, 60.0
+# The client waits this much longer than the deadline, for the gateway's own word, in seconds.
+_GRACE = 0.5
 _PIECE = 1 << 16
 _LOOK = 0.1  # how often a call that waits for a connection looks whether it was cancelled, in seconds
 _FAULT_BYTES = 1 << 20  # the longest body of a failure that is read
@@ -97,6 +99,18 @@ class Interrupt:
             self._sockets.add(connection)
         self.check()
 
+    @contextlib.contextmanager
+    def make(self, connection: socket.socket) -> Iterator[socket.socket]:
+        """Watches a connection while it is made, and closes it if that fails."""
+        try:
+            self.watch(connection)
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self.leave(connection)
+
     def leave(self, connection: socket.socket) -> None:
         """Removes the connection of an exchange that is over."""
         with self._lock:
@@ -104,24 +118,23 @@ class Interrupt:
 
 
 class Clock:
-    """The time that an exchange has left."""
+    """The time that a call has left."""
 
     def __init__(self, seconds: Optional[float]) -> None:
         self._seconds = seconds
-        self._end = None if seconds is None else time.monotonic() + seconds
+        self._end = float("inf") if seconds is None else time.monotonic() + seconds
+
+    def rest(self) -> float:
+        """Returns the seconds until the deadline, infinite without one."""
+        return self._end - time.monotonic()
 
     def left(self, most: Optional[float] = None) -> Optional[float]:
-        """Returns the seconds that are left, at most so many; raises DeadlineExceeded."""
-        if self._end is None:
-            return most
-        left = self._end - time.monotonic()
+        """Returns the seconds that are left for the answer, at most so many; raises DeadlineExceeded."""
+        left = self.rest() + _GRACE
         if left <= 0:
-            raise self.passed()
-        return left if most is None else min(left, most)
-
-    def passed(self) -> DeadlineExceeded:
-        """Returns the fault of a deadline that has passed."""
-        return DeadlineExceeded(f"no answer within {self._seconds:.3g} s", reason="DEADLINE_EXCEEDED")
+            raise DeadlineExceeded(f"no answer within {self._seconds:.3g} s", reason="DEADLINE_EXCEEDED")
+        left = left if most is None else min(left, most)
+        return None if left == float("inf") else left
 
 
 def all_in_use(connections: int) -> DeadlineExceeded:
@@ -172,9 +185,8 @@ class Transport:
         for connection in idle:
             connection.close()
 
-    def send(self, plan: Plan, timeout: Optional[float], interrupt: Interrupt) -> Reply:
+    def send(self, plan: Plan, clock: Clock, interrupt: Interrupt) -> Reply:
         """Makes an exchange; raises Disconnected, DeadlineExceeded, InvalidAnswer or Cancelled."""
-        clock = Clock(timeout)
         self._enter(clock, interrupt)
         exchange = _Exchange(self, interrupt, clock)
         try:
@@ -194,18 +206,17 @@ class Transport:
         while not entered:
             interrupt.check()
             self._end_dropped()
-            try:
-                wait = clock.left(_LOOK)
-            except DeadlineExceeded:
-                raise all_in_use(self.endpoint.connections) from None
-            entered = self._room.acquire(timeout=wait)
+            rest = clock.rest()
+            if rest <= 0:
+                raise all_in_use(self.endpoint.connections)
+            entered = self._room.acquire(timeout=min(rest, _LOOK))
 
     def _end_dropped(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
                 self.dropped.popleft().end(whole=False)
 
-    def take(self, clock: Clock) -> http.client.HTTPConnection:
+    def take(self, clock: Clock, interrupt: Interrupt) -> http.client.HTTPConnection:
         """Returns a connection on which nothing has come, or a new one."""
         while True:
             with self._lock:
@@ -218,17 +229,14 @@ class Transport:
                 return connection
             connection.close()  # the gateway has closed it
         e = self.endpoint
-        timeout = clock.left(CONNECT_TIMEOUT)
         if e.tls is None:
-            connection = http.client.HTTPConnection(e.host, e.port, timeout=timeout)
+            connection = http.client.HTTPConnection(e.host, e.port)
         else:
-            connection = http.client.HTTPSConnection(e.host, e.port, timeout=timeout, context=e.tls)
+            connection = http.client.HTTPSConnection(e.host, e.port, context=e.tls)
         try:
-            connection.connect()
-        except BaseException as error:
-            connection.close()
-            if not isinstance(error, (OSError, UnicodeError)):
-                raise
+            connection.sock = _connect(e, clock, interrupt)
+        except (OSError, UnicodeError) as error:
+            interrupt.check()
             raise _no_connection(e.url, error) from error
         return connection
 
@@ -244,6 +252,27 @@ class Transport:
     def leave(self) -> None:
         """Ends an exchange."""
         self._room.release()
+
+
+def _connect(e: Endpoint, clock: Clock, interrupt: Interrupt) -> socket.socket:
+    """Returns a connection to the first address that takes one."""
+    failed = OSError("the host has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(e.host, e.port, 0, socket.SOCK_STREAM):
+        try:
+            with interrupt.make(socket.socket(family, kind, protocol)) as connection:
+                connection.settimeout(clock.left(CONNECT_TIMEOUT))
+                connection.connect(address)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            failed = error
+            continue
+        if e.tls is None:
+            return connection
+        secure = e.tls.wrap_socket(connection, server_hostname=e.host, do_handshake_on_connect=False)
+        with interrupt.make(secure):
+            secure.do_handshake()
+        return secure
+    raise failed
 
 
 # TLS errors by their text, with advice; the first match wins.
@@ -305,10 +334,12 @@ class _Exchange:
     def begin(self, plan: Plan) -> Reply:
         """Sends the request, and returns the head of the answer."""
         transport, clock = self._transport, self._clock
-        connection = self._connection = transport.take(clock)
+        connection = self._connection = transport.take(clock, self._interrupt)
         self._socket = connection.sock
         self._interrupt.watch(self._socket)
         headers = {**transport.endpoint.headers, **plan.headers}
+        if plan.inference and clock.rest() < float("inf"):
+            headers["Stagemesh-Timeout"] = str(max(1, int(clock.rest() * 1000)))
         if plan.body or plan.method == "POST":
             headers["Content-Length"] = str(sum(map(len, plan.body)))
         with self._translate():
