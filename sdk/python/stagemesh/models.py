@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from .faults import InvalidModel, ModelGone
@@ -137,15 +138,16 @@ class Models:
         """Cancels the loads and waits for them; reports whether all requests have ended."""
         for model in list(self._loads.values()):
             model.cancelled = True
+        end = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, end - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
     def _run(self, header: Header, model: Model, running: Optional[Model]) -> None:
         kind, fields = header["type"], {"load": header["load"]}
         try:
             if kind == "load":
-                reply = self._load(model, fields)
+                reply = self._load(model, dict(fields))
             elif kind == "unload":
                 if running is not None:
                     running._ended.wait()
@@ -164,7 +166,8 @@ class Models:
             self._send(reply)
         except Ended:
             pass  # the main thread gets this error too
-        model._ended.set()
+        finally:
+            model._ended.set()
         with self._lock:
             if self._loads.get(model.id) is model:
                 del self._loads[model.id]
@@ -176,8 +179,11 @@ class Models:
         if fresh:
             model.value = self._worker.load(model)
         try:
-            if model.max_concurrency:
-                fields["max_concurrency"] = model.max_concurrency
+            most = model.max_concurrency or 0
+            if type(most) is not int or not 0 <= most <= MAX_SLOTS:
+                raise ValueError(f"max_concurrency: expected a whole number from 0 to {MAX_SLOTS}, got {most!r}")
+            if most:
+                fields["max_concurrency"] = most
             if model.inputs or model.outputs:
                 fields["spec"] = self._spec(self._worker, model)
             reply = message("loaded", size=_wire_size(model.size), **fields)

@@ -62,6 +62,7 @@ class Adder(Worker):
             threading.Event().wait(0.001)
         if model.cancelled and model.options["hold"] == "raise":
             raise RuntimeError("cancelled")
+        model.max_concurrency = json.loads(model.options.get("concurrency", "0"))
         model.size = (1, 2) if "size" not in model.options else json.loads(model.options["size"])
         return model.id.upper()
 
@@ -125,9 +126,16 @@ class ModelsTest(unittest.TestCase):
 
     def test_model_of_an_impossible_size_is_unloaded(self) -> None:
         for size in ("-1", "1.5", "[1, 2]", '"1"', str(1 << 53)):
-            self.assertEqual(self.answer("load", options={"size": size})["kind"], "exception")
+            self.assertEqual(self.answer("load", options={"size": size, "concurrency": "4"})["kind"], "exception")
             self.assertRaises(ModelGone, self.models.find, {"id": "a"})
         self.assertEqual(self.worker.unloaded, ["a"] * 5)
+
+    def test_model_of_an_impossible_concurrency_is_unloaded(self) -> None:
+        for most in ("-1", "2.0", "5000", "true"):
+            answer = self.answer("load", options={"concurrency": most})
+            self.assertIn("max_concurrency: expected a whole number from 0 to 1024", answer["message"])
+        self.assertEqual(self.worker.unloaded, ["a"] * 4)
+        self.assertEqual(self.answer("load", options={"concurrency": "4"})["max_concurrency"], 4)
 
     def test_model_stays_when_its_unload_fails(self) -> None:
         self.answer("load", options={"busy": ""})
