@@ -50,6 +50,8 @@ const (
 	// answerTimeout bounds the questions for the status, before which a server may unload models,
 	// and for the size of a loaded model, and the unload after a failed load.
 	answerTimeout = 30 * time.Second
+	// readyLimit is how long a batch waits while the server is not ready: it may only restart.
+	readyLimit = 2 * time.Second
 )
 
 var (
@@ -398,8 +400,14 @@ func (r *Runner) Size(ctx context.Context, m model.Model) (model.Size, error) {
 	return r.control.predict(ctx, m)
 }
 
-// do runs the items of a batch at once.
+// do runs the items of a batch at once, as soon as the server is ready.
 func (r *Runner) do(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
+	bounded, end := context.WithTimeout(ctx, readyLimit)
+	isReady := r.await(bounded, true)
+	end()
+	if !isReady {
+		return cmp.Or(r.checkReady(), runner.ErrNotStarted)
+	}
 	var items errgroup.Group
 	for i, item := range batch.Items {
 		items.Go(func() error {

@@ -238,6 +238,10 @@ func TestServerThatRestartsLosesItsModels(t *testing.T) {
 	if _, err := r.Health(); err == nil {
 		t.Error("the runner is healthy without a server")
 	}
+	began := time.Now()
+	if _, _, err := ask(t.Context(), t, r, "a", itemOf(1)); !errors.Is(err, runner.ErrNotStarted) || time.Since(began) < 2*time.Second {
+		t.Errorf("a batch that waits for a server got %v after %s", err, time.Since(began))
+	}
 	server.Restart()
 	for {
 		now, changed := r.Models()
