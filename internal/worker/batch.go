@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -168,6 +169,9 @@ func (n *incarnation) begin(ctx context.Context, id uint64, req request, sink ru
 	defer n.mu.Unlock()
 	if n.lost != nil {
 		return nil, n.lost
+	}
+	if n.withdrawn {
+		return nil, errAsked
 	}
 	now := time.Now()
 	b := &running{
@@ -427,7 +431,7 @@ func (n *incarnation) setOutcomes(b *running, req request, sink runner.Sink, unw
 			return err
 		}
 	}
-	outcomes, err := outcomesOf(req.batch.Items, b.results[0].message, b.results[0].body, unwanted)
+	outcomes, err := outcomesOf(req.batch.Items, b.results[0].message, b.results[0].body, unwanted, n.mayBeEmpty())
 	if err != nil {
 		n.fail(err)
 		return fmt.Errorf("%w: worker %d: %w", runner.ErrBadOutput, n.worker.index, err)
@@ -442,6 +446,14 @@ func (n *incarnation) setOutcomes(b *running, req request, sink runner.Sink, unw
 		err = errors.Join(err, sink.SetOutcome(i, o))
 	}
 	return err
+}
+
+// mayBeEmpty reports whether an answer may have no output: all that the worker declares are
+// optional, or its models may have outputs of their own, which the host checks.
+func (n *incarnation) mayBeEmpty() bool {
+	outputs := n.worker.runner.Spec().Outputs
+	isRequired := slices.ContainsFunc(outputs, func(p runner.PartSpec) bool { return !p.Optional })
+	return n.worker.settings().Models != nil || len(outputs) > 0 && !isRequired
 }
 
 // recordFinished records that a batch ended as it should. Warm-ups do not count: a worker that

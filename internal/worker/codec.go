@@ -118,8 +118,8 @@ func canJoin(column []*payload.Part, items []runner.Item) bool {
 
 // outcomesOf returns the outcome of each item of a batch. An error means that the result
 // does not fit the batch. Items that are cancelled may lack outputs; with unwanted, all
-// are.
-func outcomesOf(items []runner.Item, r *frame.Result, body []byte, unwanted bool) ([]runner.Outcome, error) {
+// are. With mayBeEmpty any item may, as no output is required.
+func outcomesOf(items []runner.Item, r *frame.Result, body []byte, unwanted, mayBeEmpty bool) ([]runner.Outcome, error) {
 	out := make([]runner.Outcome, len(items))
 	for _, f := range r.Faults {
 		switch {
@@ -148,6 +148,7 @@ func outcomesOf(items []runner.Item, r *frame.Result, body []byte, unwanted bool
 		case len(r.Parts) == 0 || len(out[i].Parts) > 0:
 		case unwanted || isClosed(items[i].Cancelled):
 			out[i].Fault = fault.New(fault.Cancelled, "the item was cancelled")
+		case mayBeEmpty:
 		default:
 			return nil, fmt.Errorf("item %d has neither outputs nor a fault", i)
 		}

@@ -48,7 +48,7 @@ func BenchmarkCodec(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := outcomesOf(items, got.(*frame.Result), data, false); err != nil {
+		if _, err := outcomesOf(items, got.(*frame.Result), data, false, false); err != nil {
 			b.Fatal(err)
 		}
 	}

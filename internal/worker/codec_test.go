@@ -160,7 +160,7 @@ func TestResultsAreCheckedAgainstBatch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r, body := three(test.edit)
-			out, err := outcomesOf(items, r, join(t, body), false)
+			out, err := outcomesOf(items, r, join(t, body), false, false)
 			if test.wantText == "" && (err != nil || len(out) != 2) || test.wantText != "" && (err == nil || !strings.Contains(err.Error(), test.wantText)) {
 				t.Errorf("got %v, want %q", err, test.wantText)
 			}
@@ -186,7 +186,7 @@ func TestRowsGoToTheirItems(t *testing.T) {
 		Faults:   []frame.Fault{{Item: 1, Reason: "RUNNER_OUT_OF_MEMORY", Message: strings.Repeat("x", 5000), Field: "f"}},
 		Metadata: []frame.Metadata{{Item: 0, Values: map[string]string{"k": "v"}}},
 	}
-	out, err := outcomesOf([]runner.Item{itemWith(2), itemWith(1)}, r, join(t, &body), false)
+	out, err := outcomesOf([]runner.Item{itemWith(2), itemWith(1)}, r, join(t, &body), false, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,10 +215,20 @@ func TestCancelledItemsMayLackOutputs(t *testing.T) {
 		"one of them": {[]runner.Item{itemWith(1), left}, false},
 		"all of them": {[]runner.Item{itemWith(1), itemWith(1)}, true},
 	} {
-		out, err := outcomesOf(test.items, r, nil, test.unwanted)
+		out, err := outcomesOf(test.items, r, nil, test.unwanted, false)
 		if err != nil || out[0].Fault != nil || out[1].Fault == nil || out[1].Fault.Reason != fault.Cancelled {
 			t.Errorf("%s: got %+v, %v", name, out, err)
 		}
+	}
+}
+
+func TestItemsMayLackOptionalOutputs(t *testing.T) {
+	t.Parallel()
+	var body frame.Body
+	r := &frame.Result{Parts: []frame.Part{body.Blob("y", 0, "", nil)}}
+	out, err := outcomesOf([]runner.Item{itemWith(1), itemWith(1)}, r, nil, false, true)
+	if err != nil || len(out[0].Parts) != 1 || out[1].Fault != nil || len(out[1].Parts) != 0 {
+		t.Errorf("got %+v, %v", out, err)
 	}
 }
 
@@ -247,7 +257,7 @@ func FuzzResultsNeverPanic(f *testing.F) {
 		if !ok {
 			return
 		}
-		out, err := outcomesOf([]runner.Item{itemWith(1), itemWith(2)}, r, body, false)
+		out, err := outcomesOf([]runner.Item{itemWith(1), itemWith(2)}, r, body, false, false)
 		if err != nil {
 			return
 		}
@@ -276,7 +286,8 @@ func TestWarmUpSizesAreBounded(t *testing.T) {
 		"one by one":     {example(3), runner.BatchNone, Settings{MaxSize: 8, Limits: Limits{MaxFrame: 1 << 20}}, []int{1, 8}},
 		"no batches":     {example(1), runner.BatchRows, Settings{MaxSize: 1, Limits: Limits{MaxFrame: 1 << 20}}, []int{1}},
 		"a small frame":  {example(1), runner.BatchRows, Settings{MaxSize: 8, Limits: Limits{MaxFrame: 10}}, []int{1, 5}},
-		"a huge batch":   {example(1), runner.BatchRows, Settings{MaxSize: 1 << 30, Limits: Limits{MaxFrame: 1 << 40}}, []int{1, warmUpItems}},
+		"a huge batch":   {example(1), runner.BatchRows, Settings{MaxSize: 1 << 30, Limits: Limits{MaxFrame: 1 << 40}}, []int{1, warmUpParts}},
+		"several inputs": {runner.Example{Inputs: make([]payload.Part, 4)}, runner.BatchRows, Settings{MaxSize: 1 << 30, Limits: Limits{MaxFrame: 1 << 40}}, []int{1, warmUpParts / 4}},
 		"nothing in it":  {runner.Example{}, runner.BatchRows, Settings{MaxSize: 2, Limits: Limits{MaxFrame: 1}}, []int{1, 2}},
 		"without a body": {example(0), runner.BatchRows, Settings{MaxSize: 2, Limits: Limits{MaxFrame: 1}}, []int{1, 2}},
 	} {

@@ -74,6 +74,7 @@ const (
 	coldFails    = "warm-up fails"
 	coldDies     = "warm-up dies"
 	coldLater    = "warm-up fails later" // as long as there is the file STATE
+	coldHangs    = "warm-up hangs later" // the same
 	withExamples = "examples"
 	anyInput     = "any input"
 	lists        = "lists" // batch axis none, blobs too
@@ -400,6 +401,8 @@ func (f *fake) predict(ctx context.Context, m *frame.Predict, body []byte) {
 		switch {
 		case f.modes[coldFails], f.modes[coldLater] && exists(os.Getenv("STATE")):
 			f.fail(m.Batch, frame.Exception, errRow)
+			return
+		case f.modes[coldHangs] && exists(os.Getenv("STATE")):
 			return
 		case f.modes[coldDies]:
 			os.Exit(9) //nolint:forbidigo // that is what it is for

@@ -55,6 +55,7 @@ func (n *incarnation) offer() {
 	n.warm = true
 	n.mu.Unlock()
 	n.worker.pool().offer(n.worker.index, n, n.slots())
+	n.worker.pool().resize(n.worker.index, n, n.slots()) // they may have changed since
 	n.mu.Lock()
 	lost := n.lost != nil
 	n.mu.Unlock()

@@ -351,6 +351,24 @@ func TestIdleWorkerWhoseExampleFailsIsReplaced(t *testing.T) {
 	b.works()
 }
 
+func TestIdleWorkerWhoseExampleHangsIsReplaced(t *testing.T) {
+	t.Parallel()
+	s := settings(t, coldHangs+","+withExamples)
+	s.Health.Examples, s.Heartbeat, s.HeartbeatLimit = time.Millisecond, time.Millisecond, 50*time.Millisecond
+	b := start(t, s)
+	b.await(worker.Ready)
+	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if e := b.await(worker.Error); !errors.Is(e.Cause, worker.ErrUnwanted) {
+		t.Errorf("it fails with %v", e.Cause)
+	}
+	if err := os.Remove(s.Env["STATE"]); err != nil {
+		t.Fatal(err)
+	}
+	b.works()
+}
+
 func TestHealthChecksDoNotDisturbBatches(t *testing.T) {
 	t.Parallel()
 	s := settings(t, oneSlot+","+withExamples)
@@ -627,6 +645,9 @@ func TestWorkerRestartsWithoutItsFolder(t *testing.T) {
 	b.works()
 	if text, err := os.ReadFile(filepath.Join(folders[0], "files", "package", "file")); string(text) != "text" {
 		t.Errorf("the file is %q: %v", text, err)
+	}
+	if _, err := os.Stat(filepath.Join(folders[0], "host.lock")); err != nil {
+		t.Errorf("the next host takes the folder for one that was left: %v", err)
 	}
 }
 

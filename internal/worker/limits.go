@@ -99,8 +99,8 @@ const (
 	maxSpans          = 128
 	maxSpanAttributes = 32
 	maxSpanText       = 256
-	// warmUpItems bounds the items of a warm-up batch: their header has to fit.
-	warmUpItems = 1 << 12
+	// warmUpParts bounds the parts of a warm-up batch: their header has to fit.
+	warmUpParts = 1 << 12
 	// maxZeros bounds a tensor of zeros for a warm-up, in bytes.
 	maxZeros = 256 << 20
 	// cancelCheck is how long a batch runs, at most, before the runner watches its items

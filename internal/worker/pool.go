@@ -33,7 +33,8 @@ type workerSlots struct {
 	// slots is how many batches it takes at a time, offered how many when it was last
 	// offered.
 	slots, offered int
-	// held counts the slots that somebody holds, running how many of them have a batch.
+	// held counts the slots that somebody holds, running how many of them have a batch. More are
+	// held than there are where an urgent batch took one of them.
 	held, running int
 	// prefetches is true where the worker takes one batch more.
 	prefetches bool
@@ -150,13 +151,18 @@ func (p *pool) offeredSlots() int {
 	return sum
 }
 
-// idlestLocked returns the worker with the most idle slots; nil where none has any.
-func (p *pool) idlestLocked() *workerSlots {
+// idlestLocked returns the worker with the most idle slots; nil where none has any. An urgent batch
+// may take slots that others hold without a batch.
+func (p *pool) idlestLocked(urgent bool) *workerSlots {
 	var best *workerSlots
 	most := 0
 	for i := range p.workers {
 		w := p.workers[(p.next+i)%len(p.workers)]
-		if n := w.slots - w.held; w.ready != nil && !w.exclusive && n > most {
+		busy := w.held
+		if urgent {
+			busy = w.running
+		}
+		if n := w.slots - busy; w.ready != nil && !w.exclusive && n > most {
 			best, most = w, n
 		}
 	}
@@ -172,7 +178,7 @@ func (p *pool) acquire(ctx context.Context) (runner.Slot, error) {
 		if p.stopped {
 			return nil, ErrStopped
 		}
-		if w := p.idlestLocked(); w != nil && p.urgent == 0 {
+		if w := p.idlestLocked(false); w != nil && p.urgent == 0 {
 			w.held++
 			s := &slot{pool: p, of: w}
 			if w.prefetches {
@@ -199,7 +205,7 @@ func (p *pool) acquireUrgentlyLocked(ctx context.Context) (*workerSlots, error) 
 		if p.stopped {
 			return nil, ErrStopped
 		}
-		if w := p.idlestLocked(); w != nil {
+		if w := p.idlestLocked(true); w != nil {
 			w.held++
 			return w, nil
 		}

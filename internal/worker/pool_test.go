@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -91,6 +92,33 @@ func TestSuspectRunsAlone(t *testing.T) {
 				t.Error("a batch does not begin after the suspect")
 			}
 		}
+	})
+}
+
+// Others hold the slots of idle workers ahead of their batches.
+func TestBatchOfALostWorkerRunsOnAnIdleOne(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(2)
+		p.offer(0, &incarnation{}, 1)
+		p.offer(1, &incarnation{}, 1)
+		slots := slotsOf(t, p, 2)
+		lost := slices.Index(p.workers, slots[0].of)
+		p.withdraw(lost, p.workers[lost].ready)
+		if !enter(t, slots[0], false)() {
+			t.Fatal("it waits beside an idle worker")
+		}
+		other := enter(t, slots[1], false)
+		if other() {
+			t.Error("the worker has two batches in one slot")
+		}
+		slots[0].leave(false)
+		if !other() || !isBusy(t, p) {
+			t.Error("the slot is not the other's")
+		}
+		slots[1].leave(false)
+		p.offer(lost, &incarnation{}, 1)
+		slotsOf(t, p, 2)
 	})
 }
 

@@ -102,8 +102,9 @@ type Runner struct {
 	spawner   *fork.Spawner
 	stopped   bool
 
-	// files is the folder of Settings.Files.
+	// files is the folder of Settings.Files, copying is held while it is filled.
 	files   string
+	copying sync.Mutex
 	metrics *metrics
 }
 

@@ -31,7 +31,13 @@ func (w *worker) startRanks(of *incarnation) error {
 	if err != nil {
 		return err
 	}
-	if err := copyFiles(w.runner.files, s.Files); err != nil {
+	if err := w.runner.spawner.Restore(); err != nil {
+		return err
+	}
+	w.runner.copying.Lock()
+	err = copyFiles(w.runner.files, s.Files)
+	w.runner.copying.Unlock()
+	if err != nil {
 		return fmt.Errorf("files for the workers: %w", err)
 	}
 	args := append([]string{program}, s.Command[1:]...)
@@ -171,6 +177,9 @@ func copyFiles(folder string, files fs.FS) error {
 		if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
 			return err
 		}
-		return os.WriteFile(to, data, 0o600)
+		if err := os.WriteFile(to, data, 0o600); err != nil {
+			return errors.Join(err, os.Remove(to)) // the next start takes what is there for whole
+		}
+		return nil
 	})
 }

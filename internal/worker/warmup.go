@@ -28,7 +28,7 @@ func (n *incarnation) warmUp() error {
 	spec := n.worker.runner.Spec()
 	for _, example := range examplesOf(spec) {
 		for _, size := range sizes(example, spec, s) {
-			if err := n.runExample("warm-up", example, size, spec.BatchAxis); err != nil {
+			if err := n.runExample(context.Background(), "warm-up", example, size, spec.BatchAxis); err != nil {
 				advice := ""
 				if example.Name == zeroName {
 					advice = "; give the worker an example that it can answer"
@@ -58,8 +58,11 @@ func (l *workerLoop) checkExample(now time.Time) {
 	}
 	l.checks++
 	example := examples[l.checks%len(examples)]
+	wait := l.runner.pace.lateAfter(l.settings().HeartbeatLimit)
 	l.tasks.Go(func() {
-		err := of.runExample("health check", example, 1, spec.BatchAxis)
+		ctx, end := context.WithTimeout(context.Background(), wait) // then nobody wants it
+		err := of.runExample(ctx, "health check", example, 1, spec.BatchAxis)
+		end()
 		leave()
 		if err != nil && !errors.Is(err, runner.ErrNotStarted) {
 			of.fail(fmt.Errorf("its example %q failed: %s", example.Name, err.Error()))
@@ -67,7 +70,7 @@ func (l *workerLoop) checkExample(now time.Time) {
 	})
 }
 
-func (n *incarnation) runExample(id string, example runner.Example, size int, axis runner.BatchAxis) error {
+func (n *incarnation) runExample(ctx context.Context, id string, example runner.Example, size int, axis runner.BatchAxis) error {
 	items := make([]runner.Item, size)
 	rows := rowsOf(example.Inputs, axis)
 	for i := range items {
@@ -75,7 +78,7 @@ func (n *incarnation) runExample(id string, example runner.Example, size int, ax
 	}
 	sink := &firstFault{}
 	batch := runner.Batch{Items: items, Rows: size * rows}
-	if err := n.do(context.Background(), request{batch: batch, warmup: true}, sink); err != nil {
+	if err := n.do(ctx, request{batch: batch, warmup: true}, sink); err != nil {
 		return err
 	}
 	if sink.fault != nil {
@@ -90,7 +93,7 @@ func sizes(example runner.Example, spec runner.Spec, s *Settings) []int {
 	if spec.Stream || spec.OneByOne {
 		return []int{1}
 	}
-	most := min(s.MaxSize/rowsOf(example.Inputs, spec.BatchAxis), warmUpItems)
+	most := min(s.MaxSize/rowsOf(example.Inputs, spec.BatchAxis), warmUpParts/max(1, len(example.Inputs)))
 	if bytes := payload.Size(example.Inputs); bytes > 0 {
 		most = min(most, int(s.MaxFrame/int64(bytes)))
 	}

@@ -29,7 +29,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -107,23 +106,21 @@ func (s *Spawner) socketPath(name string) (string, error) {
 	return path, nil
 }
 
+// Restore makes the private folder and its lock again where they were removed.
+func (s *Spawner) Restore() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errClosed
+	}
+	return s.folder.Restore()
+}
+
 // Listen opens a socket of that name in the private folder. It is removed when
 // the listener is closed.
 func (s *Spawner) Listen(name string) (*net.UnixListener, error) {
 	path, err := s.socketPath(name)
 	if err != nil {
-		return nil, err
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if !errors.Is(err, fs.ErrNotExist) {
-		return l, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil, errClosed
-	}
-	if err := s.folder.Restore(); err != nil {
 		return nil, err
 	}
 	return net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
