@@ -27,6 +27,8 @@ const (
 	maxHeaders = 64 << 10
 	// The pauses between tries to connect.
 	minPause, maxPause = 100 * time.Millisecond, 2 * time.Second
+	// silenceLimit is how long a server may leave bytes unacknowledged before its connection ends.
+	silenceLimit = 20 * time.Second
 )
 
 // link is a connection to a server, which is made again after it ended.
@@ -69,7 +71,7 @@ func dial(address string, security grpccredentials.TransportCredentials, changed
 			Backoff: backoff.Config{BaseDelay: minPause, Multiplier: 2, Jitter: 0.2, MaxDelay: maxPause}, MinConnectTimeout: maxPause,
 		}),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			conn, err := (&net.Dialer{}).DialContext(ctx, network, to)
+			conn, err := (&net.Dialer{Control: limitSilence}).DialContext(ctx, network, to)
 			if err != nil {
 				return nil, err
 			}
