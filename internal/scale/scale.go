@@ -195,9 +195,11 @@ type State struct {
 	PerHost float64 `json:"per_host"`
 	// Peaks are the needs within StableWindow that no later one exceeds.
 	Peaks []peak `json:"peaks"`
-	// Asked is since when more hosts are wanted than ready, Startup how long the last ones took.
-	Asked   time.Time     `json:"asked"`
-	Startup time.Duration `json:"startup"`
+	// Asked is since when more hosts are wanted than ready, MostReady how many were at most since then.
+	// Startup is how long the last ones took.
+	Asked     time.Time     `json:"asked"`
+	MostReady int           `json:"most_ready"`
+	Startup   time.Duration `json:"startup"`
 	// Grew is when the hosts wanted grew last.
 	Grew time.Time `json:"grew"`
 }
@@ -243,9 +245,10 @@ func (s State) Next(o Observation, t Target, b Bounds) State {
 		next.Polls = nil
 	}
 	next.observe(s, o)
-	if !s.Asked.IsZero() && o.Ready > s.Ready {
+	if !s.Asked.IsZero() && o.Ready > s.MostReady {
 		next.Startup = min(o.At.Sub(s.Asked), maxStartup)
 	}
+	next.MostReady = max(s.MostReady, o.Ready)
 	need, reason := next.need(o, t)
 	next.Peaks = recordPeak(s.Peaks, peak{o.At, need})
 	next.decide(s, need, reason, b)
@@ -253,7 +256,7 @@ func (s State) Next(o Observation, t Target, b Bounds) State {
 		next.Grew = o.At
 	}
 	if next.Wanted <= o.Ready {
-		next.Asked = time.Time{}
+		next.Asked, next.MostReady = time.Time{}, 0
 	} else if next.Asked.IsZero() {
 		next.Asked = o.At
 	}

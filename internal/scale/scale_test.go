@@ -111,6 +111,19 @@ func TestStageWithoutWorkShrinksToItsLeast(t *testing.T) {
 	}
 }
 
+// A host that only comes back says nothing about those that are asked for.
+func TestStartupIsThatOfFurtherHosts(t *testing.T) {
+	t.Parallel()
+	var s State
+	for i, ready := range []int{1, 1, 4, 4, 3, 4, 5} {
+		at := time.Unix(1000, 0).Add(time.Duration(i) * 10 * time.Second)
+		s = s.Next(Observation{At: at, Ready: ready, Slots: ready, Items: 1, Models: &Models{Waiting: 60, Slots: 2, Time: 10 * time.Second}}, Target{Wait: time.Second}, Bounds{})
+		if want := []int{0, 0, 20, 20, 20, 20, 60}[i]; s.Startup != time.Duration(want)*time.Second {
+			t.Errorf("%s after %d polls, want %d s", s.Startup, i+1, want)
+		}
+	}
+}
+
 func TestModelsAskForHosts(t *testing.T) {
 	t.Parallel()
 	at := time.Unix(1000, 0)
