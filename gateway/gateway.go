@@ -245,6 +245,7 @@ func (g *Gateway) serve(ctx context.Context) error {
 // get lastResponses to write the responses of failed requests.
 func (g *Gateway) stop(ctx context.Context, p ports) error {
 	close(g.closing)
+	p.grpc.disconnectGRPC()
 	err := g.stopService(ctx)
 	if ctx.Err() != nil {
 		var cancel context.CancelFunc

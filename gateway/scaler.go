@@ -255,11 +255,12 @@ func (s *scaler) want(ctx context.Context, key scaled) (decision, <-chan struct{
 	if time.Since(d.readAt) < scalePoll {
 		return d, changed, nil
 	}
-	if err := s.poll(ctx, []scaled{key}, scalePoll); err != nil {
-		return decision{}, changed, err
-	}
+	err := s.poll(ctx, []scaled{key}, scalePoll)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err != nil {
+		return decision{}, s.changed, err
+	}
 	return s.known[key], s.changed, nil
 }
 
@@ -328,6 +329,9 @@ func (s *scaler) poll(ctx context.Context, keys []scaled, age time.Duration) err
 				delete(states, key)
 			}
 		}
+	}
+	if len(states) == 0 {
+		return problem
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -260,7 +260,6 @@ func (p ports) linger(ctx context.Context, d time.Duration) error {
 	if p.public.addr == nil && p.grpc.addr == nil || d == 0 {
 		return nil
 	}
-	p.public.disconnectGRPC() // who connects again gets closeWhenStopping
 	delay, cancel := process.DrainContext(ctx, d)
 	defer cancel()
 	err := p.until(delay)
