@@ -168,7 +168,7 @@ func (s *Service) watchDeadlines(ctx context.Context) {
 		}
 		now := time.Now()
 		s.table.each(func(p *pending) {
-			if p.env == nil || p.isLocated {
+			if p.env == nil || p.isLocated || p.graph != nil { // hosts have the steps of a graph
 				return
 			}
 			left := p.env.Deadline.Sub(now)

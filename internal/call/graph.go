@@ -84,7 +84,9 @@ type endedPiece struct {
 	id       int
 	response *request.Response
 	steps    []request.StepTiming
-	err      error
+	// activated are the stages for whose first host it has waited.
+	activated []string
+	err       error
 }
 
 // admitGraph checks that the stages that every request needs have hosts. Each step is admitted when
@@ -258,6 +260,9 @@ func (x *call) runAlone(ctx context.Context) error {
 func (x *call) handlePiece(ctx context.Context, e endedPiece) {
 	g := x.graph
 	x.steps = append(x.steps, e.steps...)
+	for _, stage := range e.activated {
+		x.noteActivating(stage)
+	}
 	x.advance(ctx, func(now time.Time) graph.Actions {
 		cancel := g.running[e.id]
 		if cancel == nil { // it was cancelled
@@ -439,7 +444,7 @@ func (x *call) tryPiece(ctx context.Context, start *graph.Start, span trace.Span
 	for i := range piece.steps {
 		piece.steps[i].Path = start.Path
 	}
-	out.response, out.steps = response, piece.steps
+	out.response, out.steps, out.activated = response, piece.steps, piece.activation.stages
 	if err != nil {
 		out.err = deadlineFault(fault.From(err), env).At(string(start.Step.Stage), string(start.Step.Name), "")
 	}

@@ -210,9 +210,10 @@ func (i *idempotent) run(ctx context.Context, record store.KeyRecord) (*request.
 
 // freesKey reports whether the request, which ended by the fault, leaves its key to
 // others: it was never queued, or it ended without a binding answer. A request
-// outlives a caller that left, and a gateway that stops.
+// outlives a caller that left, a gateway that stops, and a store that is full for a while.
 func (x *call) freesKey(f *fault.Fault) bool {
-	isLeft := !x.progress.isFinal && (f.Reason == fault.Cancelled && !x.isCancelled() || f.Reason == fault.ShuttingDown)
+	isLeft := f.Reason == fault.Cancelled && !x.isCancelled() || f.Reason == fault.ShuttingDown || f.Reason == fault.StoreFull
+	isLeft = isLeft && !x.progress.isFinal
 	if !isBinding(f) && !isLeft {
 		return true
 	}

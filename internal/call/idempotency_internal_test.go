@@ -88,6 +88,9 @@ func TestRequestKeepsItsKeyWhileItRunsOrIsAnswered(t *testing.T) {
 		"rejected":                              {ended: fault.QueueFull, tries: 1, latest: rejected, frees: true},
 		"too large":                             {ended: fault.PayloadTooLarge, frees: true},
 		"its gateway stopped":                   {ended: fault.ShuttingDown, tries: 1, latest: queued},
+		"its answer finds no space":             {ended: fault.StoreFull, tries: 1, latest: queued},
+		"answered that nothing is stored":       {ended: fault.StoreFull, answered: true, tries: 1, latest: queued, frees: true},
+		"refused by a full store":               {ended: fault.StoreFull, tries: 1, latest: rejected, frees: true},
 		"answered by a host that stops":         {ended: fault.ShuttingDown, answered: true, tries: 1, latest: queued, frees: true},
 	} {
 		x := &call{
