@@ -162,7 +162,7 @@ func readModel(folder string) (*model, error) {
 	}
 	entries, err := os.ReadDir(folder)
 	for _, entry := range entries {
-		if n, err := strconv.Atoi(entry.Name()); err == nil && entry.IsDir() {
+		if n, err := strconv.Atoi(entry.Name()); err == nil && isFolder(folder, entry) {
 			m.version = max(m.version, n)
 		}
 	}

@@ -50,6 +50,12 @@ func (n names) add(like string) string {
 	return out
 }
 
+// isFolder reports whether an entry of a folder is a folder, or a link to one.
+func isFolder(in string, entry os.DirEntry) bool {
+	info, err := os.Stat(filepath.Join(in, entry.Name()))
+	return err == nil && info.IsDir()
+}
+
 // Import returns the mesh file of the repository in dir. Its paths are relative to the folder, where
 // the file will be.
 func Import(dir, folder string) ([]byte, error) {
@@ -64,7 +70,7 @@ func Import(dir, folder string) ([]byte, error) {
 	stages, routes := names{}, names{}
 	var ensembles, own, served []*model
 	for _, entry := range entries {
-		if !entry.IsDir() || strings.HasPrefix(entry.Name(), ".") {
+		if !isFolder(dir, entry) || strings.HasPrefix(entry.Name(), ".") {
 			continue
 		}
 		m, err := readModel(filepath.Join(dir, entry.Name()))
@@ -74,8 +80,8 @@ func Import(dir, folder string) ([]byte, error) {
 		r.models[m.name] = m
 		switch engine := m.engine(); {
 		case m.EnsembleScheduling != nil:
-			if m.stage = m.name; pipeline.ValidPipelineName(m.name) != nil {
-				m.stage = routes.add(m.name)
+			if pipeline.ValidPipelineName(m.name) == nil {
+				m.stage, routes[m.name] = m.name, true
 			}
 			ensembles = append(ensembles, m)
 		case engine == onnx || engine == python:
@@ -87,6 +93,11 @@ func Import(dir, folder string) ([]byte, error) {
 	}
 	if len(r.models) == 0 {
 		return nil, fmt.Errorf("%s: no folder in it has a config.pbtxt; give the model repository of a Triton server", dir)
+	}
+	for _, m := range ensembles {
+		if m.stage == "" {
+			m.stage = routes.add(m.name)
+		}
 	}
 	r.server = stages.add("triton")
 	var out, pipelines strings.Builder

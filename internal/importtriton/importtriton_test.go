@@ -112,6 +112,19 @@ func TestMistakesAreReportedWithTheirPlaces(t *testing.T) {
 	}
 }
 
+func TestNamesAreUsedOnceAndLinksFollowed(t *testing.T) {
+	t.Parallel()
+	elsewhere := repository(t, map[string]string{"a/config.pbtxt": "backend: \"python\"\n", "a/7/model.py": ""})
+	dir := repository(t, map[string]string{"_e/config.pbtxt": ensemble + step("x", "y") + "}", "e/config.pbtxt": ensemble + step("x", "y") + "}"})
+	if err := os.Symlink(filepath.Join(elsewhere, "a"), filepath.Join(dir, "a")); err != nil {
+		t.Fatal(err)
+	}
+	out, err := importtriton.Import(dir, dir)
+	if err != nil || !strings.Contains(string(out), "\n  e:\n") || !strings.Contains(string(out), "\n  e-2:\n") || !strings.Contains(string(out), "a/7/model.py") {
+		t.Errorf("got %v\n%s", err, out)
+	}
+}
+
 // Names of parts and of an answer are those that callers and models of Triton have.
 func TestStepsGetTheTensorsOfTheEnsemble(t *testing.T) {
 	t.Parallel()

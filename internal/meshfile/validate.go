@@ -430,7 +430,8 @@ func (f *File) validateOwnBroker() error {
 		errs = append(errs, f.At(oneCopy("queue.replicas", f.Stages[name].Queue.Replicas), "stages", name))
 	}
 	errs = append(errs, f.At(oneCopy("replicas", f.Results.Replicas), "results"), f.At(oneCopy("replicas", f.DeadLetters.Replicas), "dead_letters"),
-		f.At(oneCopy("replicas", f.Idempotency.Replicas), "idempotency"))
+		f.At(oneCopy("replicas", f.Idempotency.Replicas), "idempotency"),
+		f.At(oneCopy("replicas", f.Jobs.Replicas), "jobs"), f.At(oneCopy("batches.replicas", f.Jobs.Batches.Replicas), "jobs"))
 	if n := f.Registry.NATS; n != nil {
 		errs = append(errs, f.At(oneCopy("nats.replicas", n.Replicas), "registry"))
 	}

@@ -195,6 +195,8 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		"a short default":           {good + "results: {retention: 20s}", "m.yaml:4:11: results.retention: 20s is no longer than the 10m0s of gateway.max_timeout: an idempotency key would be forgotten while its request runs"},
 		"a long timeout":            {good + "gateway: {max_timeout: 1h}", "m.yaml:4:11: gateway.max_timeout: 1h0m0s is no shorter than the 1h0m0s of results.retention: an idempotency key would be forgotten while its request runs; raise results.retention"},
 		"copies of keys":            {good + "idempotency: {replicas: 3}", "m.yaml:4:15: idempotency.replicas: 3 copies need a cluster of brokers"},
+		"copies of jobs":            {good + "jobs: {replicas: 3}", "m.yaml:4:8: jobs.replicas: 3 copies need a cluster of brokers"},
+		"copies of batches":         {good + "jobs: {batches: {queue: q, replicas: 3}, pools: {p: {target: {http: {url: http://h}}}}, queues: {q: {pool: p}}}", "m.yaml:4:28: jobs.batches.replicas: 3 copies need a cluster of brokers"},
 		"copies of a queue":         {stage("queue: {replicas: 3}"), "m.yaml:5:13: stages.a.queue.replicas: 3 copies need a cluster of brokers, at nats.url; the broker in the process has one"},
 		"a gateway's pair":          {good + "gateway: {cert_file: c}", "m.yaml:4:11: gateway.cert_file: has no key; name its file in key_file"},
 		"its other half":            {good + "gateway: {key_file: k}", "m.yaml:4:11: gateway.key_file: has no certificate; name its file in cert_file"},
