@@ -73,7 +73,7 @@ func NewDeadLetters(b *bus.Bus, s Settings) *DeadLetters {
 // that would make it too large. A repeated one of the same delivery is not stored twice.
 func (s *DeadLetters) DeadLetter(dead *envelope.DeadLetter, of bus.Delivery) (bus.Message, error) {
 	m, err := s.newMessage(s.bus.DeadLetterSubject(dead.Stage), of.Key(), dead)
-	if errors.Is(err, bus.ErrTooLarge) || err == nil && int64(len(m.Data)) > s.maxMessage() {
+	if errors.Is(err, bus.ErrTooLarge) {
 		dead.Fault = dead.Fault.WithMetadata("item", fmt.Sprintf("left out: %d bytes", len(dead.Item)))
 		dead.Item = nil
 		m, err = s.newMessage(s.bus.DeadLetterSubject(dead.Stage), of.Key(), dead)
@@ -375,6 +375,9 @@ func renew(item *envelope.Envelope, dead DeadLetter, body []byte, now time.Time)
 func (s *DeadLetters) newMessage(subject, id string, d *envelope.DeadLetter) (bus.Message, error) {
 	m, err := s.bus.Record(subject, s.config.Name, 0, d)
 	m.Conditional, m.ID, m.Missing = false, id, bus.ErrNoDeadLetters
+	if err == nil && int64(len(m.Data)) > s.maxMessage() { // it would take the place of others
+		err = fmt.Errorf("%w: %d bytes", bus.ErrTooLarge, len(m.Data))
+	}
 	return m, err
 }
 

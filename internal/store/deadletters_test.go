@@ -245,6 +245,31 @@ func TestReplayedJobHasTheTokensOfItsBody(t *testing.T) {
 	}
 }
 
+func TestLargeJobTakesNoPlaceOfOtherDeadLetters(t *testing.T) {
+	t.Parallel()
+	d := newLetterBed(t)
+	small := store.NewDeadLetters(d.bus, store.Settings{MaxBytes: 64 << 10})
+	jobs := newJobs(t, d.bus, store.JobQueueSettings{})
+	for i, size := range []int{10, 80 << 10} {
+		id, deadline := pipeline.NewJobID(queue), time.Now().Add(time.Hour)
+		seq, _, err := jobs.Submit(t.Context(), id, "a", store.JobHeader{Deadline: deadline}, &meshv1.QueuedJob{
+			Job:     &inferencev1.Job{Id: id.String(), AcceptedAt: timestamppb.Now(), Deadline: timestamppb.New(deadline)},
+			Payload: &meshv1.QueuedJob_Http{Http: &inferencev1.HttpCall{Path: "/", Body: make([]byte, size)}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := small.PutJob(t.Context(), seq, envelope.DeadLetter{Mesh: mesh, Queue: queue, Deliveries: i + 1, Fault: fault.New(fault.TargetFailed, "no")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for seq, hasItem := range map[uint64]bool{1: true, 2: false} {
+		if got, err := small.Get(t.Context(), seq); err != nil || (len(got.Item) > 0) != hasItem {
+			t.Errorf("dead letter %d has %d bytes, %v", seq, len(got.Item), err)
+		}
+	}
+}
+
 func TestItemsThatHostsRefuseAreNotReplayed(t *testing.T) {
 	t.Parallel()
 	d := newLetterBed(t)

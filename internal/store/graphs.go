@@ -74,10 +74,17 @@ func (s *Results) PutGraph(ctx context.Context, g *Graph, after uint64) (uint64,
 		case failure == nil && !receipt.Duplicate:
 			return receipt.Seq, nil
 		case failure == nil && isAgain: // an earlier try may have stored it
-			if found, seq, err := s.Graph(ctx, g.Request.RequestID); err == nil && found.Request.ExecutionID == g.Request.ExecutionID {
+			found, seq, unread := s.Graph(ctx, g.Request.RequestID)
+			switch {
+			case unread != nil:
+				if process.Sleep(ctx, keyRetryPause) != nil {
+					err = unread
+				}
+			case found.Request.ExecutionID == g.Request.ExecutionID:
 				return seq, nil
+			default:
+				return 0, s.wrap(ErrGraphTaken)
 			}
-			return 0, s.wrap(ErrGraphTaken)
 		case failure == nil:
 			return 0, s.wrap(ErrGraphTaken)
 		case errors.Is(failure, bus.ErrUnknown), isAgain && errors.Is(failure, bus.ErrDisconnected):
