@@ -2,10 +2,12 @@ package jobs
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/google/uuid"
@@ -115,6 +117,41 @@ func TestBatchExpiresBeforeItIsValidated(t *testing.T) {
 	b.run(ctx, lines)
 	if got := b.get(); got.Status != store.BatchExpired || got.ExpiredAt == 0 {
 		t.Errorf("the batch is %+v", got)
+	}
+}
+
+func TestBatchWithoutItsInputFails(t *testing.T) {
+	t.Parallel()
+	s := ofBatches(t)
+	ctx := budget.WithTenant(t.Context(), "a")
+	id := uuid.Must(uuid.NewV7())
+	record := store.BatchRecord{
+		Batch: store.Batch{ID: recordID(store.BatchRecords, id), Status: store.BatchInProgress, ExpiresAt: time.Now().Unix() + 3600, RequestCounts: store.BatchCounts{Total: 1}},
+		Input: "gone", InputBytes: 9,
+	}
+	seq, err := s.batches.Put(ctx, store.BatchRecords, "a", record.ID, 0, record)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &batchRunner{Service: s, expanding: places(1), writing: places(1)}
+	b := &batchRun{batchRunner: r, id: id, tenant: "a", log: s.settings.Logger, ended: make([]bool, 1), allEnded: make(chan struct{})}
+	b.set(record, seq)
+	b.run(ctx, ctx)
+	if got := b.get(); got.Status != store.BatchFailed || got.FailedAt == 0 || got.Errors.Data[0].Code != "input_file_not_found" {
+		t.Errorf("the batch is %+v", got)
+	}
+}
+
+// A file that cannot be read further may end with half a line.
+func TestHalfALineIsNoRequest(t *testing.T) {
+	t.Parallel()
+	var lines []string
+	err := eachRequest(io.MultiReader(strings.NewReader("{}\n{\"custom_id\":"), iotest.ErrReader(io.ErrUnexpectedEOF)), linePlace{}, func(_ linePlace, text []byte) error {
+		lines = append(lines, string(text))
+		return nil
+	})
+	if !errors.Is(err, io.ErrUnexpectedEOF) || len(lines) > 1 || len(lines) == 1 && lines[0] != "{}" {
+		t.Errorf("got %q, %v", lines, err)
 	}
 }
 

@@ -3,6 +3,7 @@ package jobs
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -60,9 +61,32 @@ type linePlace struct {
 	offset    int64
 }
 
+// errNoInput means that the bytes of an input file are gone.
+var errNoInput = errors.New("the input file was deleted")
+
+// inputFile is an input file that remembers why it cannot be read further.
+type inputFile struct {
+	io.Reader
+
+	failed error
+}
+
+// Read implements io.Reader.
+func (f *inputFile) Read(p []byte) (int, error) {
+	n, err := f.Reader.Read(p)
+	switch {
+	case errors.Is(err, store.ErrNoRecord):
+		f.failed = errNoInput
+	case err != nil && err != io.EOF:
+		f.failed = err
+	}
+	return n, err
+}
+
 // eachRequest passes the requests of an input file, from a place on, to do. A text is valid until do
-// returns; nil is a line that is too long.
-func eachRequest(file io.Reader, at linePlace, do func(at linePlace, text []byte) error) error {
+// returns; nil is a line that is too long. The error is errNoInput where the file is gone.
+func eachRequest(from io.Reader, at linePlace, do func(at linePlace, text []byte) error) error {
+	file := &inputFile{Reader: from}
 	lines := bufio.NewScanner(file)
 	lines.Buffer(make([]byte, lineBuffer), maxBatchLine)
 	size := 0
@@ -71,6 +95,9 @@ func eachRequest(file io.Reader, at linePlace, do func(at linePlace, text []byte
 		return size, line, err
 	})
 	for lines.Scan() {
+		if file.failed != nil {
+			return file.failed // the last line may be half of one
+		}
 		at.number++
 		if text := bytes.TrimSpace(lines.Bytes()); len(text) > 0 {
 			if err := do(at, text); err != nil {
@@ -84,7 +111,7 @@ func eachRequest(file io.Reader, at linePlace, do func(at linePlace, text []byte
 		at.number++
 		return do(at, nil)
 	}
-	return lines.Err()
+	return cmp.Or(file.failed, lines.Err())
 }
 
 // batchCheck checks the lines of an input file.

@@ -136,6 +136,9 @@ func (b *batchRun) hasEnded(line int) bool {
 func (b *batchRun) run(ctx, lines context.Context) {
 	for isLogged := false; ctx.Err() == nil; {
 		err := b.advance(ctx, lines)
+		if errors.Is(err, errNoInput) {
+			err = b.failWithoutInput(ctx)
+		}
 		if err == nil && b.get().Status.IsEnd() || errors.Is(err, store.ErrNoRecord) || errors.Is(err, store.ErrNotRecord) {
 			return
 		}
@@ -177,6 +180,17 @@ func (b *batchRun) requests(ctx context.Context, do func(at linePlace, text []by
 	return eachRequest(b.batches.Open(ctx, record.Input, record.InputBytes), linePlace{}, do)
 }
 
+// failWithoutInput ends a batch whose input file is gone.
+func (b *batchRun) failWithoutInput(ctx context.Context) error {
+	var check batchCheck
+	check.fail(0, "input_file_not_found", "input_file_id", "The input file was deleted.")
+	return b.update(ctx, func(r *store.BatchRecord) bool {
+		hasEnded := r.Status.IsEnd()
+		r.Status, r.FailedAt, r.Errors = store.BatchFailed, time.Now().Unix(), &store.BatchErrors{Object: "list", Data: check.errs}
+		return !hasEnded
+	})
+}
+
 // validate reads the input file: the batch is in progress then, or has failed.
 func (b *batchRun) validate(ctx context.Context) error {
 	if err := b.validating.Acquire(ctx, b.tenant, 1); err != nil {
@@ -186,8 +200,8 @@ func (b *batchRun) validate(ctx context.Context) error {
 	check := batchCheck{endpoint: b.get().Endpoint, seen: map[[16]byte]struct{}{}}
 	err := b.requests(ctx, check.add)
 	switch {
-	case errors.Is(err, store.ErrNoRecord):
-		check.fail(0, "input_file_not_found", "input_file_id", "The input file was deleted.")
+	case errors.Is(err, errNoInput):
+		return err
 	case err != nil && !errors.Is(err, errBadBatch):
 		return err
 	case check.requests == 0:
@@ -243,7 +257,7 @@ func (b *batchRun) expandFrom(ctx context.Context, from linePlace, index *store.
 		size int64
 		text []byte
 	}
-	record, end := b.get(), time.Now().Add(expandTurn)
+	record, end, isAnySent := b.get(), time.Now().Add(expandTurn), false
 	var mu sync.Mutex // guards next
 	keep := func(at linePlace, isRefused bool) {
 		mu.Lock()
@@ -269,7 +283,7 @@ func (b *batchRun) expandFrom(ctx context.Context, from linePlace, index *store.
 			if b.hasEnded(at.i) {
 				return nil
 			}
-			if isOver() || time.Now().After(end) {
+			if isOver() || isAnySent && time.Now().After(end) {
 				keep(at, false)
 				return errTurnOver
 			}
@@ -277,6 +291,7 @@ func (b *batchRun) expandFrom(ctx context.Context, from linePlace, index *store.
 			if err := memory.Acquire(ctx, size); err != nil {
 				return err
 			}
+			isAnySent = true
 			return send(ctx, lines, batchText{at, size, bytes.Clone(text)})
 		})
 		if errors.Is(err, errTurnOver) {

@@ -464,7 +464,7 @@ func (s *Service) keyedJob(ctx context.Context, id pipeline.JobID, tenant string
 	case errors.Is(err, store.ErrNoJob):
 		return nil, nil
 	case err != nil:
-		return nil, err
+		return nil, s.jobFault(ctx, id, err)
 	case !bytes.Equal(found.GetDigest(), digest):
 		return nil, fault.InField(fault.IdempotencyMismatch, "idempotency_key", "job %s has it, with another payload; use a new key for a new job", id)
 	}
