@@ -44,9 +44,13 @@ func (r *Registry) poll(ctx context.Context, what string, disconnect func(error)
 			index, fresh = 0, true
 			continue
 		}
+		unchanged := meta.LastIndex == index
 		index = max(1, meta.LastIndex)
 		update(fresh)
 		fresh = false
+		if unchanged && isStreamed(meta) {
+			index = 0 // a stream does not say that it hides something: the next read does
+		}
 	}
 	return nil
 }
@@ -62,14 +66,20 @@ func (r *Registry) query(ctx context.Context, index uint64, query func(q *api.Qu
 	q := options(ctx)
 	q.WaitIndex, q.WaitTime = index, r.settings.WaitTime
 	meta, err := query(q)
-	// An agent that changes are streamed to answers from its own copy, and never reports
-	// that it knows a leader.
-	led := meta != nil && (meta.KnownLeader || meta.QueryBackend == api.QueryBackendStreaming)
-	if err == nil && !r.settings.Stale && !led {
+	switch {
+	case err != nil:
+		return nil, classify(err)
+	case meta.ResultsFilteredByACLs:
+		return nil, fmt.Errorf("%w: its policy hides results", discovery.ErrDenied)
+	case !r.settings.Stale && !meta.KnownLeader && !isStreamed(meta):
 		return nil, fmt.Errorf("%w: consul has no leader", discovery.ErrUnavailable)
 	}
-	return meta, classify(err)
+	return meta, nil
 }
+
+// isStreamed reports whether an agent that changes are streamed to has answered from its own
+// copy. It never reports that it knows a leader.
+func isStreamed(meta *api.QueryMeta) bool { return meta.QueryBackend == api.QueryBackendStreaming }
 
 const (
 	minDelay = 50 * time.Millisecond
