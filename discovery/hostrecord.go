@@ -58,6 +58,9 @@ func decodeHost(e Entry) (*meshv1.HostRecord, error) {
 	if HostKey(r.GetStage(), r.GetHost()) != e.Key {
 		return nil, fmt.Errorf("record %s is of host %s of stage %s", e.Key, r.GetHost(), r.GetStage())
 	}
+	if err := ValidateService(hostService(r.GetMesh(), r.GetStage())); err != nil {
+		return nil, fmt.Errorf("record %s: %w", e.Key, err)
+	}
 	return r, nil
 }
 

@@ -103,6 +103,9 @@ func (s *store) Observe(ctx context.Context, _ discovery.Key, o discovery.Observ
 }
 
 func (s *store) Watch(ctx context.Context, service string, o discovery.Observer[discovery.Snapshot]) error {
+	if err := discovery.ValidateService(service); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	s.watchers[service] = o
 	o.OnUpdate(discovery.Snapshot{Instances: s.instances[service]})
@@ -410,6 +413,9 @@ func TestUnreadableRecordsAreIgnored(t *testing.T) {
 			if _, err := s.Put(t.Context(), discovery.HostKey("s", fmt.Sprint(i)), []byte(text), 0); err != nil {
 				t.Fatal(err)
 			}
+		}
+		if _, err := s.Put(t.Context(), discovery.HostKey("Bad_Stage", "a"), []byte(`{"mesh": "m", "stage": "Bad_Stage", "host": "a"}`), 0); err != nil {
+			t.Fatal(err)
 		}
 		v := discovery.NewMembership(s, s, "m", nil)
 		testbed.Background(t, v.Run)
