@@ -84,15 +84,16 @@ func (r *Registry) SetAlias(ctx context.Context, in AliasChange) (out *meshv1.Al
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 	defer cancel()
+	isWritten := false
 	err = retry(ctx, func() error {
-		out, err = r.trySet(ctx, in)
+		out, err = r.trySet(ctx, in, &isWritten)
 		return err
 	})
 	return out, err
 }
 
-// trySet sets an alias once.
-func (r *Registry) trySet(ctx context.Context, in AliasChange) (*meshv1.Alias, error) {
+// trySet sets an alias once. isWritten is true once a try may have written the route as target.
+func (r *Registry) trySet(ctx context.Context, in AliasChange, isWritten *bool) (*meshv1.Alias, error) {
 	if err := r.checkModels(ctx, in, false); err != nil {
 		return nil, err
 	}
@@ -102,7 +103,8 @@ func (r *Registry) trySet(ctx context.Context, in AliasChange) (*meshv1.Alias, e
 		if there, err := decodeAlias(e); err == nil && e.Revision != 0 {
 			before = there.Alias
 		}
-		if err := in.check(before); err != nil {
+		isOwn := *isWritten && (proto.Equal(before.Target, in.Route) || before.Target == nil && proto.Equal(before.Active, in.Route))
+		if err := in.check(before, isOwn); err != nil {
 			return edit{}, err
 		}
 		after = proto.CloneOf(before)
@@ -111,13 +113,14 @@ func (r *Registry) trySet(ctx context.Context, in AliasChange) (*meshv1.Alias, e
 			after = before
 			return edit{}, nil
 		}
+		*isWritten = true
 		return edit{put: after}, nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	if after == before {
-		return before, nil
+		return before, r.checkModels(ctx, in, in.AutoDelete)
 	}
 	missing := r.checkModels(ctx, in, in.AutoDelete)
 	if missing == nil && !in.Force && r.hasFewer(in.Route, before.Active) {
@@ -261,8 +264,9 @@ func (r *Registry) checkModels(ctx context.Context, in AliasChange, autoDelete b
 	return err
 }
 
-// check checks an alias before its change; one without a name does not exist.
-func (in AliasChange) check(before *meshv1.Alias) error {
+// check checks an alias before its change; one without a name does not exist. isOwn is true if an
+// earlier try may have given it its route, whose model was then not expected.
+func (in AliasChange) check(before *meshv1.Alias, isOwn bool) error {
 	now := before.GetTarget().GetModel()
 	if now == "" {
 		now = before.GetActive().GetModel()
@@ -274,7 +278,7 @@ func (in AliasChange) check(before *meshv1.Alias) error {
 		return nil
 	case before.GetOwner() != in.Owner:
 		return fault.Newf(fault.AliasConflict, "alias %.*q has another owner", fault.MaxQuoted, string(in.Name))
-	case in.ExpectModel != "" && now != string(in.ExpectModel):
+	case in.ExpectModel != "" && now != string(in.ExpectModel) && !isOwn:
 		return fault.Newf(fault.AliasConflict, "alias %.*q points at %.*q, and %.*q was expected", fault.MaxQuoted, string(in.Name), fault.MaxQuoted, now, fault.MaxQuoted, string(in.ExpectModel))
 	}
 	return nil

@@ -588,6 +588,62 @@ func TestRefusedAliasMarksNoModel(t *testing.T) {
 	}
 }
 
+func TestSameRouteTakesAutoDelete(t *testing.T) {
+	t.Parallel()
+	r := gateway(t, testbed.StartBroker(t))
+	register(t, r, "m")
+	set(t, r, "iris", "m")
+	_, err := r.SetAlias(t.Context(), models.AliasChange{Name: "iris", Route: to("m"), AutoDelete: true})
+	expect(t, "the same route", err, "")
+	if m, _, _ := r.Model("m"); !m.AutoDelete {
+		t.Error("the model is not deleted automatically")
+	}
+}
+
+// putHook is a table that calls after once a value is put.
+type putHook struct {
+	discovery.Table
+	after func(value []byte) error
+}
+
+func (p putHook) Put(ctx context.Context, key discovery.Key, value []byte, expect discovery.Revision) (discovery.Revision, error) {
+	revision, err := p.Table.Put(ctx, key, value, expect)
+	if err == nil {
+		err = p.after(value)
+	}
+	return revision, err
+}
+
+func TestExpectedModelAllowsOwnWrites(t *testing.T) {
+	t.Parallel()
+	b := testbed.StartBroker(t)
+	leader := gateway(t, b)
+	register(t, leader, "v1", "v2")
+	for what, after := range map[string]func(*meshv1.Alias) error{
+		"the leader switches first": func(a *meshv1.Alias) error { return leader.Switch(t.Context(), a) },
+		"an answer is lost":         func(*meshv1.Alias) error { return discovery.ErrUnknown },
+	} {
+		set(t, leader, "iris", "v1")
+		puts := 0
+		r := gateway(t, b, func(s *models.Settings) {
+			s.Table = putHook{s.Table, func(value []byte) error {
+				if puts++; puts > 1 {
+					return nil
+				}
+				a := &meshv1.Alias{}
+				if err := protojson.Unmarshal(value, a); err != nil {
+					return err
+				}
+				return after(a)
+			}}
+		})
+		a, err := r.SetAlias(t.Context(), models.AliasChange{Name: "iris", Route: to("v2"), ExpectModel: "v1"})
+		if expect(t, what, err, ""); a.GetActive().GetModel() != "v2" || a.GetTarget() != nil {
+			t.Errorf("%s: got %v", what, a)
+		}
+	}
+}
+
 func TestChangesNeedTheRegistry(t *testing.T) {
 	t.Parallel()
 	none := models.New(models.Settings{Logger: slog.New(slog.DiscardHandler)})
