@@ -33,8 +33,12 @@ const (
 	codeTooLarge        = 10054
 )
 
-// codeNotLast: the subject's last message is not the expected one.
-const codeNotLast = 10071
+// codeNotLast: the subject's last message is not the expected one. codeInProcess: a cluster has
+// another write of the subject in process, and does not know yet which message is the last.
+const (
+	codeNotLast   = 10071
+	codeInProcess = 10164
+)
 
 // Codes of the JetStream API for a message that is not there.
 const (
@@ -65,6 +69,8 @@ func (e *apiError) classify() error {
 		return fmt.Errorf("%w: %s", ErrQueueFull, e.Description)
 	case codeTooLarge:
 		return fmt.Errorf("%w: %s", ErrTooLarge, e.Description)
+	case codeInProcess:
+		return ErrInProcess
 	}
 	return fmt.Errorf("%w: %s (%d)", ErrUnknown, e.Description, e.ErrCode)
 }

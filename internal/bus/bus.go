@@ -432,6 +432,9 @@ var (
 	// ErrUnknown means that no acknowledgement came; it may have been delivered.
 	ErrUnknown = errors.New("no acknowledgement from the broker")
 	errTimeout = fmt.Errorf("%w in time", ErrUnknown)
+	// ErrInProcess means that another write of the subject is in process; this one was not stored.
+	// It wraps ErrUnknown, as a retry finds out which message is the last.
+	ErrInProcess = fmt.Errorf("%w: another write of the subject is in process", ErrUnknown)
 	// ErrNoQueue means that the stage has no queue; nothing was delivered.
 	ErrNoQueue = errors.New("the stage has no queue")
 	// ErrNoResults means that the mesh has no stream of results.

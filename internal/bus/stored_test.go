@@ -20,6 +20,7 @@ func TestStoredReceiptsAreRead(t *testing.T) {
 		"in a domain":                   {`{"stream":"m-a-memory","domain":"hub","seq":7}`, false, Receipt{Seq: 7}, nil},
 		"it was there":                  {`{"stream":"m-a-memory","seq":7,"duplicate":true}`, false, Receipt{Seq: 7, Duplicate: true}, nil},
 		"there is another in its place": {`{"error":{"code":400,"err_code":10071},"stream":"m-a-memory","seq":0}`, false, Receipt{Duplicate: true}, nil},
+		"another one is on its way":     {`{"error":{"code":400,"err_code":10164},"stream":"m-a-memory","seq":0}`, false, Receipt{}, ErrInProcess},
 		"there is no room":              {`{"error":{"code":503,"err_code":10077},"stream":"m-a-memory","seq":0}`, false, Receipt{}, ErrQueueFull},
 		"a number that is none":         {`{"stream":"m-a-memory","seq":-1}`, false, Receipt{}, ErrUnknown},
 		"a number too large":            {`{"stream":"m-a-memory","seq":18446744073709551616}`, false, Receipt{}, ErrUnknown},

@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -233,6 +234,36 @@ func TestControlIsSetByOne(t *testing.T) {
 	}
 	if value, _, err := s.Control(t.Context(), "lease", "gpu"); string(value) != "c" || err != nil {
 		t.Errorf("%q %v", value, err)
+	}
+}
+
+// A cluster answers so while another write of the same value is in process; the test answers in place of one.
+func TestWriteWaitsForOneInProcess(t *testing.T) {
+	t.Parallel()
+	const inProcess, changed = `"error":{"code":400,"err_code":10164}`, `"error":{"code":400,"err_code":10071}`
+	for name, test := range map[string]struct {
+		answers []string
+		seq     uint64
+		want    error
+	}{
+		"the other one is stored": {[]string{inProcess, inProcess, changed}, 0, store.ErrJobChanged},
+		"the other one fails":     {[]string{inProcess, `"seq":7`}, 7, nil},
+		"it never ends":           {[]string{inProcess}, 0, bus.ErrInProcess},
+	} {
+		broker := testbed.StartBroker(t)
+		b := broker.Connect(mesh)
+		jobs, nc, tries := store.NewJobs(b, store.Settings{}), broker.Client(), 0
+		_, err := nc.Subscribe(b.JobControl("kind", "name"), func(msg *nats.Msg) {
+			answer := test.answers[min(tries, len(test.answers)-1)]
+			tries++
+			_ = msg.Respond(fmt.Appendf(nil, `{"stream":%q,%s}`, b.JobControlStream(), answer)) // the test fails without it
+		})
+		if err := errors.Join(err, nc.Flush()); err != nil {
+			t.Fatal(err)
+		}
+		if seq, err := jobs.SetControl(t.Context(), "kind", "name", 3, nil); seq != test.seq || !errors.Is(err, test.want) {
+			t.Errorf("%s: got %d, %v", name, seq, err)
+		}
 	}
 }
 

@@ -39,6 +39,7 @@ import (
 
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/config"
+	"github.com/stagemesh/stagemesh/internal/process"
 )
 
 // Settings of a store's stream. 0 means the default of the store.
@@ -138,10 +139,16 @@ func (s *stream) wrap(err error) error {
 	return fmt.Errorf("%s: %w", s.what, err)
 }
 
+// maxReplaceTries bounds the tries while another write is in process.
+const maxReplaceTries = 10
+
 // replace publishes a message that replaces another one, and returns its number: ErrJobChanged if
-// the other is not the one that is expected.
+// the other is not the one that is expected. It waits for another write that is in process.
 func (s *stream) replace(ctx context.Context, m bus.Message) (uint64, error) {
 	receipt, err := s.bus.PublishAndWait(ctx, m)
+	for try := 1; errors.Is(err, bus.ErrInProcess) && try < maxReplaceTries && process.Sleep(ctx, keyRetryPause) == nil; try++ {
+		receipt, err = s.bus.PublishAndWait(ctx, m)
+	}
 	if err == nil && receipt.Duplicate {
 		err = ErrJobChanged
 	}
