@@ -3,6 +3,7 @@ package consul_test
 import (
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -229,6 +230,38 @@ func TestSilentAgentCountsAsUnavailable(t *testing.T) {
 		return errors.Is(f.lost, discovery.ErrUnavailable) && f.entries["a"] == "old"
 	})
 	server.CloseClientConnections()
+}
+
+// Consul removes an instance that has been unhealthy for a minute, and it may still be.
+func TestLostInstanceIsPassingOnceChecked(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ address, want string }{
+		"checked at its address": {"127.0.0.1:1", "critical"},
+		"that renews itself":     {"", "passing"},
+	} {
+		statuses := make(chan string, 16)
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+			var s struct{ Check struct{ Status string } }
+			switch {
+			case !strings.HasSuffix(q.URL.Path, "/service/register"):
+				w.WriteHeader(http.StatusNotFound)
+			case json.NewDecoder(q.Body).Decode(&s) == nil:
+				statuses <- s.Check.Status
+			}
+		}))
+		t.Cleanup(server.Close)
+		r := client(t, server.Listener.Addr().String())
+		stop := testbed.Background(t, func(ctx context.Context) error {
+			_ = r.Announce(ctx, discovery.Instance{Service: "stage", ID: "one", Address: test.address}, func(error) {}) // nothing is there to remove
+			return nil
+		})
+		for i, want := range []string{"passing", test.want} {
+			if got := testbed.Receive(t, "registration", statuses); got != want {
+				t.Errorf("an instance %s: registration %d is %q, want %q", name, i, got, want)
+			}
+		}
+		stop()
+	}
 }
 
 func TestInvalidSettingsAreRejected(t *testing.T) {

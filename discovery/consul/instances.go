@@ -38,7 +38,7 @@ func (r *Registry) Announce(ctx context.Context, i discovery.Instance, report fu
 	if err := i.Validate(); err != nil {
 		return err
 	}
-	a := &announcement{registry: r, instance: i, id: i.Service + ":" + i.ID, report: report}
+	a := &announcement{registry: r, instance: i, id: i.Service + ":" + i.ID, report: report, status: api.HealthPassing}
 	for ctx.Err() == nil {
 		err := a.ensure(ctx)
 		if errors.Is(err, discovery.ErrDenied) {
@@ -56,6 +56,8 @@ type announcement struct {
 	instance discovery.Instance
 	id       string
 	report   func(error)
+	// status is what the check begins with.
+	status string
 
 	// registered is true once the agent has accepted the instance. latest is what report
 	// was called with last, and reported is true once it was called.
@@ -74,6 +76,9 @@ func (a *announcement) ensure(ctx context.Context) error {
 		}
 		a.registry.log.Warn("the registry has lost an instance; registering it again", "service", a.instance.Service, "id", a.instance.ID)
 		a.registered = false
+		if a.instance.Address != "" {
+			a.status = api.HealthCritical // it may have been unhealthy; the first check decides
+		}
 	}
 	s, err := a.registration()
 	if err != nil {
@@ -102,9 +107,7 @@ func (a *announcement) renew(ctx context.Context) (bool, error) {
 }
 
 func (a *announcement) registration() (*api.AgentServiceRegistration, error) {
-	check := &api.AgentServiceCheck{
-		Status: api.HealthPassing, DeregisterCriticalServiceAfter: criticalAfter.String(),
-	}
+	check := &api.AgentServiceCheck{Status: a.status, DeregisterCriticalServiceAfter: criticalAfter.String()}
 	s := &api.AgentServiceRegistration{ID: a.id, Name: a.instance.Service, Meta: a.instance.Meta, Check: check}
 	if a.instance.Address == "" {
 		check.TTL = checkTTL.String()
