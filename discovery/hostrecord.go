@@ -118,6 +118,9 @@ const (
 	// how often its host checks that the registry still has it.
 	publishInterval = time.Second
 	verifyInterval  = 5 * time.Second
+	// repeatInterval is how often the record of a host that is not ready is written again: readers
+	// see that it lives although its health check fails. It is less than deadVisible.
+	repeatInterval = 10 * time.Second
 
 	// removeTimeout bounds the removal of a record, writeTimeout one write.
 	removeTimeout = 2 * time.Second
@@ -157,10 +160,11 @@ type publisher struct {
 
 	// written is what the table has, nil while that is unknown, and revision its
 	// revision.
-	written  *meshv1.HostRecord
-	revision Revision
-	verified time.Time
-	failing  bool
+	written   *meshv1.HostRecord
+	revision  Revision
+	writtenAt time.Time
+	verified  time.Time
+	failing   bool
 	// duplicateLogged is true once another process with the same host ID was logged.
 	duplicateLogged bool
 }
@@ -175,7 +179,8 @@ func (p *publisher) publish(ctx context.Context, now time.Time) error {
 		}
 	}
 	r := p.current()
-	if p.written != nil && !differs(p.written, r) {
+	repeats := !r.GetReady() && now.Sub(p.writtenAt) >= repeatInterval
+	if p.written != nil && !differs(p.written, r) && !repeats {
 		return nil
 	}
 	value, err := protojson.Marshal(r)
@@ -187,7 +192,7 @@ func (p *publisher) publish(ctx context.Context, now time.Time) error {
 		p.written = nil
 		return err
 	}
-	p.written, p.revision = r, revision
+	p.written, p.revision, p.writtenAt = r, revision, now
 	return nil
 }
 

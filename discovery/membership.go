@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// deadVisible is how long Hosts returns a host that is no longer alive.
+	// deadVisible is how long Hosts returns a host that is no longer alive and publishes nothing.
 	deadVisible = 15 * time.Second
 	// deadKept is how long the record of a host that is not alive is kept, and
 	// sweepInterval how often Sweep looks for such records.
@@ -54,11 +54,17 @@ type Membership struct {
 type knownHost struct {
 	record   *meshv1.HostRecord
 	revision Revision
-	// deadSince is when the host was first seen not alive, zero while it is alive.
-	deadSince time.Time
-	// isOld is true for a record that was there before this process, until its host is seen alive:
-	// the host may have died long ago.
+	// deadSince is when the host was first seen not alive, zero while it is alive. changed is when
+	// the record last changed, zero for the first one: a host whose health check fails may publish.
+	deadSince, changed time.Time
+	// isOld is true for a record that was there before this process, until its host is seen alive or
+	// publishes: the host may have died long ago.
 	isOld bool
+}
+
+// silence returns for how long a host that is not alive has also not published.
+func (h *knownHost) silence(now time.Time) time.Duration {
+	return min(now.Sub(h.deadSince), now.Sub(h.changed))
 }
 
 // NewMembership returns the membership of a mesh. A nil logger discards.
@@ -105,6 +111,9 @@ func (m *Membership) apply(c Change) {
 		h := old[e.Key]
 		if h == nil {
 			h = &knownHost{isOld: c.Reset && len(old) == 0}
+		}
+		if h.record != nil && h.revision != e.Revision {
+			h.changed, h.isOld = time.Now(), false
 		}
 		if h.record == nil || h.revision != e.Revision {
 			h.record, h.revision = m.decode(e), e.Revision
@@ -184,7 +193,7 @@ func (m *Membership) Hosts() []Host {
 	m.noteDead(now)
 	out := make([]Host, 0, len(m.hosts))
 	for _, h := range m.hosts {
-		if alive := h.deadSince.IsZero(); alive || !m.isLeftover(h) && now.Sub(h.deadSince) < deadVisible {
+		if alive := h.deadSince.IsZero(); alive || !m.isLeftover(h) && h.silence(now) < deadVisible {
 			out = append(out, Host{Record: h.record, Alive: alive})
 		}
 	}
@@ -245,8 +254,8 @@ func (m *Membership) Stale() (since time.Time, why error) {
 // you read the hosts.
 func (m *Membership) Changed() <-chan struct{} { return m.records.Changed() }
 
-// Sweep removes the records of hosts that have not been alive for 30 seconds, until
-// the context ends: a killed host leaves its record behind. Any number of processes
+// Sweep removes the records of hosts that have not been alive, and published nothing, for 30 seconds,
+// until the context ends: a killed host leaves its record behind. Any number of processes
 // may sweep. A host that is alive after all publishes its record again.
 func (m *Membership) Sweep(ctx context.Context) error {
 	ticker := time.NewTicker(sweepInterval)
@@ -269,7 +278,7 @@ func (m *Membership) Sweep(ctx context.Context) error {
 	}
 }
 
-// abandoned returns the records of hosts that have not been alive for deadKept. While
+// abandoned returns the records of hosts that are silent for deadKept. While
 // any part of the registry is unavailable nobody knows that.
 func (m *Membership) abandoned(now time.Time) map[Key]Revision {
 	if since, _ := m.Stale(); !since.IsZero() {
@@ -280,7 +289,7 @@ func (m *Membership) abandoned(now time.Time) map[Key]Revision {
 	m.noteDead(now)
 	out := map[Key]Revision{}
 	for key, h := range m.hosts {
-		if !h.deadSince.IsZero() && now.Sub(h.deadSince) >= deadKept {
+		if !h.deadSince.IsZero() && h.silence(now) >= deadKept {
 			out[key] = h.revision
 		}
 	}

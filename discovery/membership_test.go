@@ -386,6 +386,41 @@ func TestSweepRemovesRecordsOfDeadHosts(t *testing.T) {
 	})
 }
 
+// Its health check fails as long as its runner is broken.
+func TestLiveHostThatIsNotReadyStays(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		v := discovery.NewMembership(s, s, "m", nil)
+		testbed.Background(t, v.Run)
+		testbed.Background(t, v.Sweep)
+		checkHosts(t, v)
+		broken := record("a")
+		broken.Ready = false
+		stop := testbed.Background(t, func(ctx context.Context) error {
+			return discovery.PublishHost(ctx, s, func() *meshv1.HostRecord { return broken }, nil)
+		})
+		for range 90 {
+			pass(time.Second)
+			checkHosts(t, v, "s/a")
+		}
+		later := discovery.NewMembership(s, s, "m", nil)
+		testbed.Background(t, later.Run)
+		checkHosts(t, later)
+		pass(11 * time.Second)
+		checkHosts(t, later, "s/a")
+		s.setOutage(errOutage) // the host dies, and leaves its record
+		stop()
+		s.setOutage(nil)
+		pass(16 * time.Second)
+		checkHosts(t, later)
+		pass(20 * time.Second)
+		if _, err := s.Get(t.Context(), discovery.HostKey("s", "a")); !errors.Is(err, discovery.ErrNotFound) {
+			t.Errorf("the record of a dead host: %v", err)
+		}
+	})
+}
+
 func TestHostsThatDiedEarlierAreNotShown(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -330,15 +330,12 @@ func printHosts(out io.Writer, hosts []*adminv1.HostStatus, now time.Time) error
 
 // whyOf returns what is wrong with a host and its workers.
 func whyOf(h *adminv1.HostStatus) string {
-	if !h.GetAlive() {
-		return ""
-	}
 	var out []string
 	if cause := h.GetRecord().GetCause(); cause != "" {
 		out = append(out, cause)
 	}
 	for _, w := range h.GetRecord().GetWorkers() {
-		if w.GetCause() != "" {
+		if h.GetAlive() && w.GetCause() != "" { // else it is out of date
 			out = append(out, fmt.Sprintf("worker %d is %s, %s", w.GetIndex(), w.GetState(), w.GetCause()))
 		}
 	}
