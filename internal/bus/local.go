@@ -37,8 +37,8 @@ func NewLocal() *Local {
 // LocalPlaces bound the items that a host has in flight without a delivery, beside its
 // bound; the zero value means none.
 type LocalPlaces struct {
-	// Items and Bytes are the most while no other host serves the stage, Shared the most
-	// items while others do: an item that waits here cannot run there.
+	// Items and Bytes are the most. While other hosts serve the stage, Shared bounds the items too:
+	// an item that waits here cannot run there.
 	Items, Bytes int64
 	Shared       int64
 }
@@ -201,11 +201,11 @@ func (p *Puller) mayTakeLocked(size int64, alone bool) bool {
 	if p.draining || memory < 0 || p.epochs[memory] == "" || p.credit.hasWaiting() {
 		return false
 	}
-	places, items := p.settings.Local, p.local.items()
+	places, most := p.settings.Local, p.settings.Local.Items
 	if !alone || time.Now().Before(p.local.othersUntil) {
-		return items < places.Shared
+		most = min(most, places.Shared)
 	}
-	return items < places.Items && p.local.bytes+size <= places.Bytes
+	return p.local.items() < most && p.local.bytes+size <= places.Bytes
 }
 
 // take hands an item to the handler, if the host takes it.

@@ -329,6 +329,34 @@ func TestHostWithFewerItemsTakesTheNext(t *testing.T) {
 	}
 }
 
+func TestBoundsOfTheQueueHoldBesideOtherHosts(t *testing.T) {
+	t.Parallel()
+	b := testbed.StartBroker(t).Connect(mesh, func(s *bus.Settings) { s.Local = bus.NewLocal() })
+	for stage, test := range map[pipeline.StageName]struct {
+		places bus.LocalPlaces
+		want   int
+	}{
+		"items": {bus.LocalPlaces{Items: 1, Bytes: 1 << 20, Shared: 3}, 2},
+		"bytes": {bus.LocalPlaces{Items: 9, Shared: 3}, 0},
+	} {
+		s := queue()
+		s.Stage = stage
+		info := ensure(t, b, s)
+		for range 2 {
+			pull(t, b, s, 8, func(p *bus.PullSettings) { p.Local = test.places }).Use(info.Epoch)
+		}
+		taken := 0
+		for range 8 {
+			if canTake(b, func(e *envelope.Envelope) { e.Route[0].Stage = stage }) {
+				taken++
+			}
+		}
+		if taken != test.want {
+			t.Errorf("bound of %s: two hosts took %d, want %d", stage, taken, test.want)
+		}
+	}
+}
+
 // A reply in memory has the limits of a message.
 func TestReplyInMemoryIsWhatAMessageWouldBe(t *testing.T) {
 	t.Parallel()
