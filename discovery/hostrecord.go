@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 )
@@ -128,7 +129,7 @@ const (
 )
 
 // PublishHost keeps a host's record in the table until the context ends, and then
-// removes it. current returns the record; its mesh, stage and host never change.
+// removes it. current returns the record; its mesh, stage, host and start never change.
 // PublishHost retries while the registry is unavailable or rejects the write, and logs
 // that once. A nil logger discards.
 func PublishHost(ctx context.Context, t Table, current func() *meshv1.HostRecord, log *slog.Logger) error {
@@ -136,7 +137,7 @@ func PublishHost(ctx context.Context, t Table, current func() *meshv1.HostRecord
 		log = slog.New(slog.DiscardHandler)
 	}
 	first := current()
-	p := &publisher{table: t, current: current, log: log, key: HostKey(first.GetStage(), first.GetHost())}
+	p := &publisher{table: t, current: current, log: log, key: HostKey(first.GetStage(), first.GetHost()), startedAt: first.GetStartedAt()}
 	ticker := time.NewTicker(publishInterval)
 	defer ticker.Stop()
 	for {
@@ -157,6 +158,8 @@ type publisher struct {
 	current func() *meshv1.HostRecord
 	log     *slog.Logger
 	key     Key
+	// startedAt tells this process from others with the same host ID.
+	startedAt *timestamppb.Timestamp
 
 	// written is what the table has, nil while that is unknown, and revision its
 	// revision.
@@ -234,13 +237,17 @@ func (p *publisher) logFailure(err error) {
 	p.failing = err != nil
 }
 
-// remove removes the record after the context has ended.
+// remove removes the record after the context has ended, unless it is of another process with the
+// same host ID, such as a successor.
 func (p *publisher) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
 	for {
 		e, err := p.table.Get(ctx, p.key)
 		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		if now, err := decodeHost(e); err == nil && !proto.Equal(now.GetStartedAt(), p.startedAt) {
 			return nil
 		}
 		if err == nil {

@@ -347,6 +347,32 @@ func TestDuplicateHostIDIsLoggedOnce(t *testing.T) {
 	})
 }
 
+func TestStoppingHostKeepsTheRecordOfItsSuccessor(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newStore()
+		publish := func(start int64) (stop func()) {
+			r := record("a")
+			r.StartedAt = timestamppb.New(time.Unix(start, 0))
+			return testbed.Background(t, func(ctx context.Context) error {
+				return discovery.PublishHost(ctx, s, func() *meshv1.HostRecord { return r }, nil)
+			})
+		}
+		stop := publish(1)
+		synctest.Wait()
+		stopSuccessor := publish(2)
+		synctest.Wait()
+		stop()
+		if _, err := s.Get(t.Context(), discovery.HostKey("s", "a")); err != nil {
+			t.Errorf("the record of the successor: %v", err)
+		}
+		stopSuccessor()
+		if _, err := s.Get(t.Context(), discovery.HostKey("s", "a")); !errors.Is(err, discovery.ErrNotFound) {
+			t.Errorf("the record of the stopped successor: %v", err)
+		}
+	})
+}
+
 func TestSweepRemovesRecordsOfDeadHosts(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/consul/api"
+
 	"github.com/stagemesh/stagemesh/discovery"
 	"github.com/stagemesh/stagemesh/discovery/consul"
 	"github.com/stagemesh/stagemesh/discovery/internal/discoverytest"
@@ -261,6 +263,37 @@ func TestLostInstanceIsPassingOnceChecked(t *testing.T) {
 			}
 		}
 		stop()
+	}
+}
+
+func TestInstanceDoesNotRemoveItsSuccessor(t *testing.T) {
+	t.Parallel()
+	a, err := shared.Agent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin, err := api.NewClient(&api.Config{Address: a.Addr()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const id = "succeeded:one"
+	registered := make(chan error, 8)
+	stop := testbed.Background(t, func(ctx context.Context) error {
+		instance := discovery.Instance{Service: "succeeded", ID: "one", Address: "127.0.0.1:1"}
+		return client(t, a.Addr()).Announce(ctx, instance, func(err error) { registered <- err })
+	})
+	if err := testbed.Receive(t, "the registration", registered); err != nil {
+		t.Fatal(err)
+	}
+	if err := admin.Agent().ServiceRegister(&api.AgentServiceRegistration{ID: id, Name: "succeeded", Address: "127.0.0.1", Port: 2}); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	if s, _, err := admin.Agent().Service(id, nil); err != nil || s.Port != 2 {
+		t.Errorf("the successor: %+v, %v", s, err)
+	}
+	if err := admin.Agent().ServiceDeregister(id); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -141,14 +141,20 @@ func (a *announcement) reportChange(ctx context.Context, err error) {
 	a.report(err)
 }
 
-// remove removes the instance after the context has ended.
+// remove removes the instance after the context has ended, unless a successor with its ID has
+// another address or other Meta.
 func (a *announcement) remove(ctx context.Context) error {
 	if !a.registered {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
-	if err := a.registry.client.Agent().ServiceDeregisterOpts(a.id, a.registry.options(ctx)); err != nil {
+	agent, q := a.registry.client.Agent(), a.registry.options(ctx)
+	now, _, err := agent.Service(a.id, q)
+	if err == nil && (addressOf(now) != a.instance.Address || !maps.Equal(now.Meta, a.instance.Meta)) {
+		return nil
+	}
+	if err := agent.ServiceDeregisterOpts(a.id, q); err != nil {
 		return fmt.Errorf("instance %s of %s remains until its check fails: %w", a.instance.ID, a.instance.Service, classify(err))
 	}
 	return nil
@@ -182,6 +188,14 @@ func (r *Registry) Passing(ctx context.Context, service string) (int, error) {
 	return len(entries), classify(err)
 }
 
+// addressOf returns an instance's address, "" if it has none.
+func addressOf(s *api.AgentService) string {
+	if s.Port == 0 {
+		return ""
+	}
+	return net.JoinHostPort(s.Address, strconv.Itoa(s.Port))
+}
+
 func healthyInstances(service string, entries []*api.ServiceEntry) []discovery.Instance {
 	out := make([]discovery.Instance, 0, len(entries))
 	for _, e := range entries {
@@ -189,11 +203,7 @@ func healthyInstances(service string, entries []*api.ServiceEntry) []discovery.I
 		if !announced {
 			continue // another program registered it under that name
 		}
-		i := discovery.Instance{Service: service, ID: id, Meta: maps.Clone(e.Service.Meta)}
-		if e.Service.Port != 0 {
-			i.Address = net.JoinHostPort(e.Service.Address, strconv.Itoa(e.Service.Port))
-		}
-		out = append(out, i)
+		out = append(out, discovery.Instance{Service: service, ID: id, Address: addressOf(e.Service), Meta: maps.Clone(e.Service.Meta)})
 	}
 	slices.SortFunc(out, func(a, b discovery.Instance) int { return strings.Compare(a.ID, b.ID) })
 	return out
