@@ -214,6 +214,23 @@ func TestIndexThatGoesBackStartsOver(t *testing.T) {
 	server.CloseClientConnections()
 }
 
+func TestBusyTableIsReadAtIntervals(t *testing.T) {
+	t.Parallel()
+	var last atomic.Int64 // when the latest answer was sent
+	var requests atomic.Int64
+	begin := time.Now()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if n := requests.Add(1); n > 1 && time.Since(begin)-time.Duration(last.Load()) < 90*time.Millisecond {
+			t.Errorf("request %d comes right after an answer", n)
+		}
+		last.Store(int64(time.Since(begin)))
+		answer(w, int(requests.Load()), "new", int(requests.Load())) // it has changed again
+	}))
+	t.Cleanup(server.Close)
+	follow(t, client(t, server.Listener.Addr().String()))
+	eventually(t, "there are changes", func() bool { return requests.Load() == 4 })
+}
+
 func TestSilentAgentCountsAsUnavailable(t *testing.T) {
 	t.Parallel()
 	var requests atomic.Int64

@@ -13,6 +13,10 @@ import (
 	"github.com/stagemesh/stagemesh/internal/process"
 )
 
+// pollInterval is the least time from an answer to the next query: the changes in between, of many
+// busy hosts, come in one answer.
+const pollInterval = 100 * time.Millisecond
+
 // poll repeats a blocking query, and calls update after each change until the context
 // ends. fresh means that the answer replaces everything before: it is the first one, or
 // the first after a failure, or the index has gone back.
@@ -22,6 +26,7 @@ func (r *Registry) poll(ctx context.Context, what string, disconnect func(error)
 	fresh, disconnected := true, false
 	for ctx.Err() == nil {
 		meta, err := r.query(ctx, index, query)
+		answered := time.Now()
 		switch {
 		case ctx.Err() != nil:
 			return nil //nolint:nilerr // the caller ended it
@@ -51,6 +56,7 @@ func (r *Registry) poll(ctx context.Context, what string, disconnect func(error)
 		if unchanged && isStreamed(meta) {
 			index = 0 // a stream does not say that it hides something: the next read does
 		}
+		_ = process.Sleep(ctx, pollInterval-time.Since(answered))
 	}
 	return nil
 }
