@@ -238,7 +238,10 @@ func (r *Registry) tryUnregister(ctx context.Context, id model.ID) error {
 	marked.deleting = false
 	value, err := encode(marked.toProto())
 	if err == nil {
+		// The time of the change may be over by now, and the model would stay hidden.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), changeTimeout)
 		_, err = r.settings.Table.Put(ctx, modelKey(id), value, mark)
+		cancel()
 	}
 	switch {
 	case err != nil:
