@@ -122,8 +122,8 @@ const explainTimeout = 500 * time.Millisecond
 // Else a cluster of brokers has no leader for the stream at the moment, which is
 // ErrUnknown. Only the leader of the cluster knows that a stream does not exist.
 func (b *Bus) explainNoResponders(stream string, missing error, done func(error)) {
-	b.requests.sendWithin(explainTimeout, &nats.Msg{Subject: "$JS.API.STREAM.INFO." + stream}, func(answer *nats.Msg, err error) {
-		if err == nil && isStreamNotFound(answer.Data) {
+	b.explainStream(stream, func(info streamAnswer, ok bool) {
+		if ok && info.Error != nil && info.Error.ErrCode == codeStreamNotFound {
 			done(missing)
 			return
 		}
@@ -131,11 +131,19 @@ func (b *Bus) explainNoResponders(stream string, missing error, done func(error)
 	})
 }
 
-func isStreamNotFound(answer []byte) bool {
-	var info struct {
-		Error *apiError `json:"error"`
-	}
-	return json.Unmarshal(answer, &info) == nil && info.Error != nil && info.Error.ErrCode == codeStreamNotFound
+// streamAnswer is the broker's answer about a stream.
+type streamAnswer struct {
+	Error   *apiError              `json:"error"`
+	Cluster *jetstream.ClusterInfo `json:"cluster"`
+}
+
+// explainStream asks the broker about a stream. ok is false without an answer that can be read.
+func (b *Bus) explainStream(stream string, done func(info streamAnswer, ok bool)) {
+	b.requests.sendWithin(explainTimeout, &nats.Msg{Subject: "$JS.API.STREAM.INFO." + stream}, func(answer *nats.Msg, err error) {
+		var info streamAnswer
+		ok := err == nil && json.Unmarshal(answer.Data, &info) == nil
+		done(info, ok)
+	})
 }
 
 // StoredMessage is a message that a stream holds.

@@ -2,7 +2,6 @@ package bus
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -10,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -218,12 +216,8 @@ func (b *Bus) recordWrite(m Message, err error) {
 	case errors.Is(err, ErrStoreFull):
 		b.stores.record("", err, time.Now())
 	case errors.Is(err, errTimeout) && b.Connected() && b.settings.Store == nil:
-		b.requests.sendWithin(explainTimeout, &nats.Msg{Subject: "$JS.API.STREAM.INFO." + m.Stream}, func(answer *nats.Msg, err error) {
-			var info struct {
-				Error   *apiError              `json:"error"`
-				Cluster *jetstream.ClusterInfo `json:"cluster"`
-			}
-			if err != nil || json.Unmarshal(answer.Data, &info) != nil || info.Error != nil {
+		b.explainStream(m.Stream, func(info streamAnswer, ok bool) {
+			if !ok || info.Error != nil {
 				return
 			}
 			if c := info.Cluster; c != nil && len(c.Replicas) > 0 {
