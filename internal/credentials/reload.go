@@ -9,7 +9,7 @@ import (
 )
 
 // reloaded is what files hold. It is read again within reloadEvery of a change, when it is used. A
-// version that cannot be read is logged and not used: the one before stays.
+// version that cannot be read is logged once, and the one before stays until it can.
 type reloaded[T any] struct {
 	paths []string
 	read  func() (T, error)
@@ -18,6 +18,7 @@ type reloaded[T any] struct {
 	mu      sync.Mutex
 	checked time.Time
 	version string
+	failed  string // the version that was logged
 	value   T
 }
 
@@ -43,12 +44,13 @@ func (r *reloaded[T]) get() T {
 	if version == r.version {
 		return r.value
 	}
-	r.version = version
-	if value, err := r.read(); err != nil {
-		r.log.Error("tokens or certificates that were changed are not used", "error", err)
-	} else {
-		r.value = value
+	switch value, err := r.read(); {
+	case err == nil:
+		r.value, r.version, r.failed = value, version, ""
 		r.log.Info("tokens or certificates were read again", "files", r.paths)
+	case version != r.failed:
+		r.failed = version
+		r.log.Error("tokens or certificates that were changed are not used", "error", err)
 	}
 	return r.value
 }

@@ -2,10 +2,12 @@ package credentials_test
 
 import (
 	"crypto/tls"
+	"errors"
 	"log/slog"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stagemesh/stagemesh/internal/credentials"
 	"github.com/stagemesh/stagemesh/internal/testbed"
@@ -44,6 +46,36 @@ func TestTokensAreReplacedWithoutARestart(t *testing.T) {
 	})
 	if !accepts("open-simsim") || strings.Contains(log.String(), "simsim") {
 		t.Errorf("a bad file has taken the tokens away, or they are in the log:\n%s", log)
+	}
+}
+
+// A change of the owner of a file leaves its size and time.
+func TestUnreadableTokensAreTriedAgain(t *testing.T) {
+	t.Parallel()
+	path := testbed.SecretFile(t, "open-sesame one\n")
+	log := &testbed.Log{}
+	tokens, err := credentials.ReadTokens(path, slog.New(slog.NewTextHandler(log, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	holds := func(token string) bool {
+		_, ok := tokens.Holder(token)
+		return ok
+	}
+	good, at := "open-simsim two\n", time.Unix(1000, 0)
+	set := func(text string) {
+		t.Helper()
+		next := testbed.SecretFile(t, text)
+		if err := errors.Join(os.Chtimes(next, at, at), os.Rename(next, path)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(strings.Repeat("\n", len(good)))
+	testbed.Eventually(t, "a bad file is logged", func() bool { return holds("open-sesame") && strings.Contains(log.String(), "there is no token in it") })
+	set(good)
+	testbed.Eventually(t, "the file is read", func() bool { return holds("open-simsim") })
+	if n := strings.Count(log.String(), "there is no token in it"); n != 1 {
+		t.Errorf("it was logged %d times", n)
 	}
 }
 

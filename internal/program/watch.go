@@ -14,6 +14,7 @@ const settle = 200 * time.Millisecond
 type FileVersion struct {
 	size  int64
 	saved time.Time
+	mode  os.FileMode
 }
 
 // VersionOf returns the version of a file.
@@ -22,7 +23,7 @@ func VersionOf(path string) FileVersion {
 	if err != nil {
 		return FileVersion{}
 	}
-	return FileVersion{size: info.Size(), saved: info.ModTime()}
+	return FileVersion{size: info.Size(), saved: info.ModTime(), mode: info.Mode()}
 }
 
 // Watch reports each new version of a file until the context ends, from the first that is not

@@ -4,8 +4,8 @@
 //	folder, err := tempfolder.Open(os.TempDir(), "stagemesh-broker-", nil)
 //	defer folder.Remove()
 //
-// A file in the folder is locked as long as its process lives. A Folder is for one goroutine at a
-// time. Errors name the path.
+// A file in the folder is locked as long as its process lives, and touched every hour, as some systems
+// remove old files. Errors name the path.
 package tempfolder
 
 import (
@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +26,8 @@ const (
 	lockName = "host.lock"
 	// lockGrace is how long a process takes, at most, until its folder has the file.
 	lockGrace = time.Minute
+	// keepEvery is how often the file is touched.
+	keepEvery = time.Hour
 )
 
 // Folder is a folder of this process.
@@ -32,7 +35,9 @@ type Folder struct {
 	// Path is where it is.
 	Path string
 
+	mu   sync.Mutex
 	lock *os.File
+	keep *time.Timer
 }
 
 // Open makes a folder in another, whose name begins with the prefix. It removes folders of the same
@@ -55,16 +60,25 @@ func Open(in, prefix string, left func(path string)) (*Folder, error) {
 	if f.lock, err = lockFolder(path); err != nil {
 		return nil, errors.Join(err, f.Remove())
 	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.keep = time.AfterFunc(keepEvery, f.keepOn)
 	return f, nil
 }
 
-// Restore makes the folder and its lock again where they were removed: some systems remove old
-// temporary folders.
+// Restore touches the lock, and makes it and the folder again where they were removed: some systems
+// remove old temporary files. It does nothing after Remove.
 func (f *Folder) Restore() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.lock == nil {
+		return nil
+	}
 	if err := os.MkdirAll(f.Path, 0o700); err != nil {
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(f.Path, lockName)); !errors.Is(err, fs.ErrNotExist) {
+	now := time.Now()
+	if err := os.Chtimes(filepath.Join(f.Path, lockName), now, now); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	lock, err := lockFolder(f.Path)
@@ -76,11 +90,27 @@ func (f *Folder) Restore() error {
 	return err
 }
 
+// keepOn restores the folder every hour until it is removed.
+func (f *Folder) keepOn() {
+	_ = f.Restore() // or in an hour
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.lock != nil {
+		f.keep.Reset(keepEvery)
+	}
+}
+
 // Remove removes the folder.
 func (f *Folder) Remove() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.keep != nil {
+		f.keep.Stop()
+	}
 	err := os.RemoveAll(f.Path)
 	if f.lock != nil {
 		err = errors.Join(err, f.lock.Close())
+		f.lock = nil
 	}
 	return err
 }

@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stagemesh/stagemesh/internal/tempfolder"
 )
@@ -88,6 +90,35 @@ func TestFolderOfAKilledProcessIsRemoved(t *testing.T) {
 	if exists(t, folder) || len(left) != 1 || left[0] != folder || !exists(t, other) {
 		t.Errorf("removed are %q", left)
 	}
+}
+
+func TestFolderIsKeptFromCleaners(t *testing.T) {
+	t.Parallel()
+	in := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		f, err := tempfolder.Open(in, "kind-", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lock := filepath.Join(f.Path, "host.lock")
+		for range 2 {
+			<-time.After(30 * time.Minute)
+			if err := os.RemoveAll(f.Path); err != nil {
+				t.Fatal(err)
+			}
+			<-time.After(time.Hour)
+			if info, err := os.Stat(lock); err != nil || time.Since(info.ModTime()) > time.Hour {
+				t.Errorf("the lock is %v, %v", info, err)
+			}
+		}
+		if err := f.Remove(); err != nil {
+			t.Error(err)
+		}
+		<-time.After(2 * time.Hour)
+		if exists(t, f.Path) {
+			t.Error("it is there after its removal")
+		}
+	})
 }
 
 func TestFolderIsPrivateAndRestored(t *testing.T) {
