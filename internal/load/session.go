@@ -175,9 +175,9 @@ func isTerminal(out io.Writer) bool {
 }
 
 // LoadMesh reads the file of a mesh that is started for a measurement. It replaces the
-// file's addresses by free ports of 127.0.0.1, and its store by a temporary folder, so
-// that the mesh runs beside others and leaves their data alone. A file with nats.url
-// shares that broker.
+// file's addresses by free ports of 127.0.0.1, its store by a temporary folder, and its
+// registry by one in the broker, so that the mesh runs beside others and leaves their data
+// alone. A file with nats.url shares that broker, and the registry.
 func LoadMesh(path string) (*meshfile.File, error) {
 	f, err := meshfile.Load(path, runners.All()...)
 	if err != nil {
@@ -191,6 +191,12 @@ func LoadMesh(path string) (*meshfile.File, error) {
 func Separate(f *meshfile.File) {
 	const free = "127.0.0.1:0"
 	f.Gateway.Listen, f.Gateway.GRPCListen, f.Gateway.Admin.Listen, f.Ops.Listen = free, free, free, free
+	if f.Gateway.Scaler != nil && f.Gateway.Scaler.Listen != "" {
+		f.Gateway.Scaler.Listen = free
+	}
+	if f.NATS.URL == "" {
+		f.Registry = meshfile.RegistryConfig{None: f.Registry.None}
+	}
 	f.NATS.StoreDir = ""
 	if f.NATS.Listen != "" {
 		f.NATS.Listen = free
