@@ -215,6 +215,9 @@ func (m *Mesh) AddStage(s Stage) error {
 	if len(s.Runners) == 0 {
 		return fmt.Errorf("stage %s: runner: is required", s.Name)
 	}
+	if s.Host != "" && len(s.Runners) > 1 {
+		return fmt.Errorf("stage %s: host: %d hosts would have the ID %q; leave it out, or have one", s.Name, len(s.Runners), s.Host)
+	}
 	for _, r := range s.Runners {
 		settings := s.host(r)
 		settings.Mesh, settings.Host = "any", "any"
@@ -437,7 +440,7 @@ func (m *Mesh) BrokerURL() string {
 		return url
 	}
 	p := m.parts.Load()
-	if p == nil {
+	if p == nil || p.broker == nil {
 		return ""
 	}
 	return p.broker.url()

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"syscall"
 
 	"github.com/stagemesh/stagemesh/mesh/model"
 	"github.com/stagemesh/stagemesh/stagehost/runner"
@@ -151,8 +153,15 @@ func (r *Models) in(m model.Model, do func(*os.Root) error) error {
 	if err == nil {
 		err = do(root)
 	}
+	// Other errors of the system are this host's own.
+	if errno, isSystem := errors.AsType[syscall.Errno](err); isSystem && !slices.Contains(invalidSources, errno) {
+		return err
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", runner.ErrInvalidModel, err)
 	}
 	return nil
 }
+
+// invalidSources are the errors of the system about sources that no host can read.
+var invalidSources = []syscall.Errno{syscall.ENOENT, syscall.ENOTDIR, syscall.EISDIR, syscall.ELOOP, syscall.ENAMETOOLONG, syscall.EINVAL}

@@ -503,6 +503,7 @@ func TestInvalidStagesAreRejectedBeforeTheStart(t *testing.T) {
 	}{
 		"a name":       {stagemesh.Stage{Name: "A", Runner: sign("a")}, "stage A: "},
 		"no runner":    {stagemesh.Stage{Name: "b"}, "stage b: runner: is required"},
+		"one ID twice": {stagemesh.Stage{Name: "b", Host: "h", Runners: []runner.Runner{sign("b"), sign("b")}}, `stage b: host: 2 hosts would have the ID "h"; leave it out, or have one`},
 		"no size":      {stagemesh.Stage{Name: "b", Runner: sign("b"), Config: stagehost.Config{MaxInFlight: 1}}, "stage b: max_in_flight: "},
 		"a name twice": {stagemesh.Stage{Name: "a", Runner: sign("a")}, "stage a: there is one of that name"},
 	} {
