@@ -12,7 +12,7 @@ import os
 import threading
 from typing import Any, Mapping
 
-from onnx_worker import Network, Refused, Runtime
+from onnx_worker import Network, Refused, Runtime, files_and_axes
 from stagemesh import Batch, Context, InvalidModel, Model, ModelLimits, Parameter, Worker, serve
 
 _KEPT = 64  # optimised models of a stage
@@ -60,10 +60,13 @@ class OnnxModels(Worker):
             _trim()
 
     def size(self, model: Model) -> Any:
-        """Returns what load measured, or the size of the file."""
+        """Returns what load measured, or the size of the files."""
         if model.size:
             return model.size
-        size = os.path.getsize(model.source)
+        try:
+            size = sum(map(os.path.getsize, files_and_axes(model.source)[0]))
+        except Refused:  # load says why
+            size = os.path.getsize(model.source)
         return size, self._on_device(size)
 
     def _on_device(self, weights: int) -> int:

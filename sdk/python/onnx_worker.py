@@ -107,7 +107,16 @@ class Runtime:
             except Exception as error:  # what the disk has of it is not what was written
                 self.log.warning("%s cannot be loaded and is made again: %s", cached, _text(error))
         try:
-            session = start(path, self.level, new)
+            try:
+                session = start(path, self.level, new)
+            except Exception as error:
+                if not new:
+                    raise
+                with contextlib.suppress(OSError):
+                    os.remove(new)
+                new = ""
+                session = start(path, self.level, "")
+                self.log.warning("%s is not kept in the cache: %s", path, _text(error))
         except Exception as error:
             if re.search(_NO_MEMORY, str(error), re.IGNORECASE):
                 raise OutOfMemory(f"{path}: {_text(error)}") from None
@@ -126,7 +135,7 @@ class Network:
 
     def __init__(self, runtime: Runtime, path: str, kept: int = _KEPT, arena: bool = True) -> None:
         self.runtime, self.path, self.joins = runtime, path, runtime.joins
-        self.files, axes = _read(path)
+        self.files, axes = files_and_axes(path)
         for name in runtime.axes.keys() - {name for axis, name in axes if not self.joins or axis != runtime.axis}:
             raise Refused(f"axes: no dynamic axis of an input is named {name!r}" + " beside the rows" * self.joins)
         self.session = runtime.open(path, self.files, kept, arena)
@@ -313,7 +322,7 @@ _FIELDS: Dict[str, Dict[int, str]] = {
 }
 
 
-def _read(path: str) -> Tuple[List[str], Set[Tuple[int, str]]]:
+def files_and_axes(path: str) -> Tuple[List[str], Set[Tuple[int, str]]]:
     """Returns the files that have the model and its weights, and the numbers and names of its inputs' axes.
 
     Raises Refused for a file with weights that is not in the model's folder.

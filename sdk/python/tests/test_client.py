@@ -168,7 +168,7 @@ class ValuesTest(ClientTest):
 
     def test_types_of_files_follow_their_names(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            for name, kind in {"7.png": "image/png", "7.unknown": "", "seven": ""}.items():
+            for name, kind in {"7.png": "image/png", "7.unknown": "", "seven": "", "7.json.gz": ""}.items():
                 path = Path(folder, name)
                 path.write_bytes(b"\x89PNG")
                 with open(path, "rb") as file:
@@ -363,6 +363,7 @@ class RetryTest(ClientTest):
             longest = min(5, 0.2 * 2**n)
             self.assertTrue(all(longest / 2 <= pause <= longest for pause in some))
             self.assertGreater(len(set(some)), 40)
+        self.assertLessEqual(calls.pause_before(5000, failed), 5)
 
     def test_broken_connection_is_tried_again_with_one_key(self) -> None:
         gateway = self.gateway(
@@ -729,6 +730,31 @@ class BackgroundTest(ClientTest):
             ("POST", "/v1/pipelines/p:cancel", pending.key),
         )
 
+    def test_request_has_the_inputs_of_its_start(self) -> None:
+        def slow(handler: Any, asked: Any) -> None:
+            gateway.ended.wait(0.1)
+            echo(handler, asked)
+
+        gateway = self.gateway(slow, echo)
+        mesh, frame = self.mesh(gateway, connections=1), bytearray(1 << 15)
+        first, second = mesh.start("p", x=frame), mesh.start("p", x=frame)
+        frame[:] = b"1" * len(frame)
+        self.assertEqual((first.result().value, second.result().value), (bytes(1 << 15), bytes(1 << 15)))
+
+    def test_cancel_takes_what_was_not_sent_or_has_ended(self) -> None:
+        gateway = self.gateway(fault("NOT_FOUND", "NOT_FOUND", 404))
+        pending = self.mesh(gateway).with_options(durability="file").start("p", x="a")
+        self.fails(client.NotFound, pending.result)
+        pending.cancel()
+        self.assertEqual(len(gateway.asked), 1)
+        gateway = self.gateway(stall, fault("NOT_FOUND", "NOT_FOUND", 404))
+        mesh = self.mesh(gateway, connections=2).with_options(durability="file")
+        first, second = mesh.start("p", x="a"), mesh.start("p", x="a")
+        while not gateway.asked:
+            time.sleep(0.001)
+        second.cancel()
+        first.cancel()
+
     def test_cancel_ends_a_handshake(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             pending = client.Mesh(f"https://127.0.0.1:{server.getsockname()[1]}").start("p", x="a")
@@ -749,20 +775,24 @@ class BackgroundTest(ClientTest):
         self.fails(client.Cancelled, pending.result)
 
     def test_results_and_cancels_by_id_and_key(self) -> None:
+        missing = fault("NOT_FOUND", "NOT_FOUND", 404)
         gateway = self.gateway(
-            text("a"), fault("NOT_FOUND", "NOT_FOUND", 404), text("b"), lambda handler, _: handler.answer(204, b"", {})
+            text("a"),
+            *(missing, text("b"), missing, missing, text("c")),
+            lambda handler, _: handler.answer(204, b"", {}),
         )
         mesh = self.mesh(gateway)
         with mock.patch.object(client.mesh, "_WAIT", 0.01):
             self.assertEqual(mesh.result("id/1", wait=0).value, "a")
             self.assertEqual(mesh.result(pipeline="p", key="k", wait=50).value, "b")
+        with mock.patch.object(client.mesh, "_PAUSE", 0.01):  # a key that the gateway does not know is not waited for
+            self.assertEqual(mesh.result(pipeline="p", key="k", wait=5).value, "c")
         mesh.cancel("id/1")
         self.assertEqual(
-            [(a.method, a.path, a.headers["Idempotency-Key"]) for a in gateway.asked],
+            [(a.method, a.path.partition("?")[0], a.headers["Idempotency-Key"]) for a in gateway.asked],
             [
-                ("GET", "/v1/requests/id%2F1/result?wait=0", None),
-                ("GET", "/v1/pipelines/p:result?wait=10", "k"),
-                ("GET", "/v1/pipelines/p:result?wait=10", "k"),
+                ("GET", "/v1/requests/id%2F1/result", None),
+                *[("GET", "/v1/pipelines/p:result", "k")] * 5,
                 ("DELETE", "/v1/requests/id%2F1", None),
             ],
         )
@@ -783,6 +813,16 @@ class ManyTest(ClientTest):
             outcome.number for outcome in mesh.infer_many("p", ({"x": n} for n in range(50)), ordered=False)
         )
         self.assertEqual(unordered, list(range(50)))
+
+    def test_items_may_use_one_buffer(self) -> None:
+        def items() -> Any:
+            buffer = bytearray(1 << 15)
+            for n in range(8):
+                buffer[:] = bytes([n]) * len(buffer)
+                yield {"x": buffer}
+
+        outcomes = list(self.mesh(self.gateway(echo), connections=1).infer_many("p", items()))
+        self.assertEqual([o.get().value[0] for o in outcomes], list(range(8)))
 
     def test_items_are_read_no_further_than_in_flight(self) -> None:
         read: List[int] = []
@@ -847,7 +887,9 @@ class JobsTest(ClientTest):
         self.assertEqual(
             (gateway.asked[0].body, gateway.asked[0].headers["Content-Type"]), (b'{"model": "m"}', "application/json")
         )
-        self.fails(client.InvalidArgument, jobs.submit, "llm", x=np.zeros(1), path="/v1")
+        for inputs in ({"x": np.zeros(1)}, {"x": {"a": float("nan")}}, {"x": Path("none")}, {"x": b"1", "y": b"2"}):
+            self.fails(client.InvalidArgument, jobs.submit, "llm", inputs, path="/v1")
+        self.fails(client.InvalidArgument, jobs.submit, "\ud800", x=1)
 
     def test_result_is_waited_for(self) -> None:
         running = document(job("running"), 202, **{"Stagemesh-Job-State": "running"})

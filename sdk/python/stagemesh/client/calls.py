@@ -78,9 +78,12 @@ class Plan(NamedTuple):
 
 def escape(name: Any) -> str:
     """Returns a name as it stands in a path; raises InvalidArgument if there is none."""
-    if not isinstance(name, str) or not name:
-        raise InvalidArgument(f"{name!r} is no name", reason="INVALID_REQUEST")
-    return quote(name, safe="")
+    try:
+        if isinstance(name, str) and name:
+            return quote(name, safe="")
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        pass
+    raise InvalidArgument(f"{name!r} is no name", reason="INVALID_REQUEST")
 
 
 def infer_plan(pipeline: str, verb: str, inputs: Mapping[str, Any], options: Options) -> Plan:
@@ -90,6 +93,12 @@ def infer_plan(pipeline: str, verb: str, inputs: Mapping[str, Any], options: Opt
         headers["Accept"] = "text/event-stream"
     body = encode_request(inputs, options.parameters, options.outputs)
     return Plan("POST", path, headers, body, stream=verb == "stream", inference=True)
+
+
+def frozen_plan(pipeline: str, inputs: Mapping[str, Any], options: Options) -> Plan:
+    """Returns infer_plan's request to be sent later: the caller may use its buffers for other data."""
+    plan = infer_plan(pipeline, "infer", inputs, options)
+    return plan._replace(body=[bytes(piece) for piece in plan.body])
 
 
 def request_plan(request_id: str, pipeline: str, key: str, verb: str) -> Plan:
@@ -109,7 +118,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 
 def pause_before(failures: int, fault: Fault) -> float:
     """Returns how long to wait before the next try, in seconds: with jitter, and at least as long as asked for."""
-    pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** (failures - 1)) * random.uniform(0.5, 1)
+    pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(failures - 1, 10)) * random.uniform(0.5, 1)
     return max(pause, (fault.retry_after or 0) * random.uniform(1, 1.1))
 
 

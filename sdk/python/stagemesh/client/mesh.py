@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import ssl
@@ -20,6 +21,7 @@ from .calls import (
     Options,
     Plan,
     escape,
+    frozen_plan,
     infer_plan,
     job_path,
     pause_before,
@@ -39,10 +41,11 @@ from .faults import (
     invalid_answer,
 )
 from .transport import Clock, Endpoint, Interrupt, Reply, Transport, all_in_use
-from .values import PACKED, Answer, Chunk, blob_of, decode_answer, encode_request, merge
+from .values import PACKED, Answer, Chunk, blob_of, decode_answer, encode_request, merge, reading
 
 # A wait at the gateway is asked for in pieces of so many seconds, and its answer comes within the slack.
 _WAIT, _SLACK = 20.0, 30.0
+_PAUSE = 0.5  # before a result that a gateway does not know is asked for again, in seconds
 
 
 def new_key() -> str:
@@ -253,17 +256,20 @@ class Mesh:
         return Stream(self.exchange(plan, self._key()).source, Answers(self._endpoint.max_bytes))
 
     def start(self, pipeline: str, inputs: Optional[Mapping[str, Any]] = None, /, **named: Any) -> Pending:
-        """Runs a request in the background."""
-        plan = infer_plan(pipeline, "infer", merge(inputs, named), self.options)
+        """Runs a request in the background, on the inputs as they are now."""
+        plan = frozen_plan(pipeline, merge(inputs, named), self.options)
         key, interrupt, begun = self._key(), Interrupt(), time.monotonic()
         future = self._transport.threads.submit(
             lambda: self.bind(interrupt, spent=time.monotonic() - begun)._infer(plan, key)
         )
 
         def cancel() -> None:
+            if future.done():
+                return
             interrupt.set()
             if key:
-                self.cancel(pipeline=pipeline, key=key)
+                with contextlib.suppress(NotFound):  # it was not sent yet
+                    self.cancel(pipeline=pipeline, key=key)
 
         return Pending(pipeline, key, future, cancel)
 
@@ -273,21 +279,29 @@ class Mesh:
         """Runs a request for each item, and yields their outcomes: in their order, or as they are ready.
 
         At most in_flight items are read ahead of the outcomes that were taken. While the next item is read,
-        outcomes wait.
+        outcomes wait. An item may use the buffers of the one before.
         """
         interrupt = self._interrupt or Interrupt()
         mesh, running = self.bind(interrupt).with_options(idempotency_key=""), deque()  # type: ignore[var-annotated]
 
-        def one(index: int, inputs: Mapping[str, Any]) -> Outcome:
+        def plan_of(inputs: Mapping[str, Any]) -> Union[Plan, Fault]:
             try:
-                return Outcome(index, mesh.infer(pipeline, inputs), None)
+                return frozen_plan(pipeline, merge(inputs, {}), mesh.options)
+            except Fault as fault:
+                return fault
+
+        def one(index: int, plan: Union[Plan, Fault]) -> Outcome:
+            if isinstance(plan, Fault):
+                return Outcome(index, None, plan)
+            try:
+                return Outcome(index, mesh._infer(plan, mesh._key()), None)
             except Fault as fault:
                 return Outcome(index, None, fault)
 
         threads = ThreadPoolExecutor(min(in_flight, self._endpoint.connections), "stagemesh-many")
         try:
             for index, inputs in enumerate(items):
-                running.append(threads.submit(one, index, inputs))
+                running.append(threads.submit(one, index, plan_of(inputs)))
                 while running and (len(running) >= in_flight or _has_next(running, ordered)):
                     yield _next(running, ordered)
             while running:
@@ -302,15 +316,20 @@ class Mesh:
     def result(self, request_id: str = "", *, pipeline: str = "", key: str = "", wait: float = 0) -> Answer:
         """Returns the stored answer of a durable request, or of one with a key; waits so many seconds for it."""
         plan, end = request_plan(request_id, pipeline, key, "result"), time.monotonic() + wait
+        interrupt = self._interrupt or Interrupt()
         while True:
-            left = max(0.0, end - time.monotonic())
-            piece = min(left, _WAIT)
+            asked = time.monotonic()
+            piece = min(max(0.0, end - asked), _WAIT)
             try:
                 asking = plan._replace(path=f"{plan.path}?wait={int(piece * 1000)}")
                 return self.with_options(timeout=piece + _SLACK)._infer(asking, "")
             except NotFound:
-                if left <= _WAIT:
+                left, waited = end - time.monotonic(), time.monotonic() - asked
+                if left <= 0:
                     raise
+                # A gateway that does not know the key yet does not wait.
+                if waited < piece / 2 and interrupt.event.wait(min(left, _PAUSE)):
+                    raise Cancelled("the caller has cancelled the call", reason="CANCELLED") from None
 
     def cancel(self, request_id: str = "", *, pipeline: str = "", key: str = "") -> None:
         """Cancels a request."""
@@ -354,8 +373,11 @@ class Jobs:
         texts.update({f"attributes.{name}": value for name, value in (attributes or {}).items()})
         headers = options.http_headers()
         if path:
-            blob = blob_of(next(iter(inputs.values()))) if len(inputs) == 1 else None
-            if blob is None:
+            blob = None
+            for name, value in inputs.items():
+                with reading(name):
+                    blob = blob_of(value)
+            if blob is None or len(inputs) != 1:
                 raise InvalidArgument("a call of an HTTP target has one input, no tensor", reason="INVALID_REQUEST")
             headers["Content-Type"] = blob.content_type or "application/octet-stream"
             body: List[Any] = [blob.data]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import base64
+import contextlib
 import functools
 import json
 import math
@@ -118,16 +119,23 @@ def merge(inputs: Optional[Mapping[str, Any]], named: Mapping[str, Any]) -> Dict
     return {**(inputs or {}), **named}
 
 
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Makes InvalidArgument of the errors of an input that cannot be sent."""
+    try:
+        yield
+    except (TypeError, ValueError, OSError, ImportError, RecursionError) as error:
+        raise InvalidArgument(
+            f"input {name!r}: {error}", reason="INVALID_INPUT", violations=[(f"inputs.{name}", str(error))]
+        ) from error
+
+
 def encode_request(inputs: Mapping[str, Any], parameters: Mapping[str, Any], outputs: Sequence[str]) -> List[Any]:
     """Returns the body of a request, in pieces; raises InvalidArgument."""
     document: Dict[str, Any] = {"inputs": []}
     for name, value in inputs.items():
-        try:
+        with reading(name):
             document["inputs"].append(_input(name, value))
-        except (TypeError, ValueError, OSError, ImportError, RecursionError) as error:
-            raise InvalidArgument(
-                f"input {name!r}: {error}", reason="INVALID_INPUT", violations=[(f"inputs.{name}", str(error))]
-            ) from error
     if not inputs:
         raise InvalidArgument("there are no inputs; give them by name", reason="INVALID_REQUEST")
     if parameters:
@@ -155,7 +163,8 @@ def blob_of(value: Any) -> Optional[Blob]:
             return blob_of(file)
     if hasattr(value, "read"):
         data, name = value.read(), getattr(value, "name", "")
-        guessed = mimetypes.guess_type(name)[0] if isinstance(name, str) else None
+        guessed, packing = mimetypes.guess_type(name) if isinstance(name, str) else (None, None)
+        guessed = None if packing else guessed  # of rows.json.gz it is what gzip has packed
         text = isinstance(data, str)
         return Blob(data.encode() if text else bytes(data), guessed or ("text/plain" if text else ""))
     is_plain = value is None or isinstance(value, (dict, list, tuple, bool, int, float))
