@@ -951,3 +951,41 @@ func TestLiveCapacityAndLoadSlotsCountAtOnce(t *testing.T) {
 	testbed.Eventually(t, "the record of that ends with the setting", func() bool { return failure() == nil })
 	checkModel(t, "a", b.ask("x", of("a"), at(h)))
 }
+
+// The process of a crashed batch is ready again before it has loaded its models.
+func TestQuarantineOutlastsTheLoadOfTheModel(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("iris")
+	batches := make(chan int, roomy)
+	l := &loads{}
+	var hasCrashed atomic.Bool
+	l.run = func(id model.ID, batch runner.Batch) error {
+		batches <- len(batch.Items)
+		switch {
+		case !hasCrashed.Swap(true):
+			return runner.ErrCrashed
+		case l.count(id) == 1:
+			return runner.ErrModelGone
+		}
+		return nil
+	}
+	const count = 4
+	b.host(l, 8, together(count))
+	var calls []*call
+	for i := range count {
+		calls = append(calls, b.ask(fmt.Sprint(i), of("iris")))
+	}
+	if n := testbed.Receive(t, "batch at the runner", batches); n != count {
+		t.Fatalf("the first batch has %d items", n)
+	}
+	for _, c := range calls {
+		checkModel(t, "iris", c)
+	}
+	close(batches)
+	for n := range batches {
+		if n != 1 {
+			t.Errorf("%d items ran together in quarantine", n)
+		}
+	}
+}

@@ -441,9 +441,14 @@ func (l *Loop) Enqueue(it *Item) {
 	}
 }
 
-// Ready gives an item to the batcher.
+// Ready gives an item to the batcher. One in quarantine, whose process has lost its models, runs alone
+// now too.
 func (l *Loop) Ready(it *Item) {
 	if err := l.batcher.Add(time.Now(), it.entry()); err != nil {
+	if it.quarantined {
+		l.reruns = append(l.reruns, []*Item{it})
+		return
+	}
 		l.Fail(it, fault.From(err))
 	}
 }
