@@ -989,3 +989,25 @@ func TestQuarantineOutlastsTheLoadOfTheModel(t *testing.T) {
 		}
 	}
 }
+
+func TestCrashesCountAcrossARunThatFindsNoModel(t *testing.T) {
+	t.Parallel()
+	for name, edits := range map[string][]func(*envelope.Envelope){"memory": nil, "file": {durable}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newModelBed(t)
+			b.register("iris")
+			var runs atomic.Int64
+			b.host(&loads{run: func(model.ID, runner.Batch) error {
+				if runs.Add(1) == 2 {
+					return runner.ErrModelGone
+				}
+				return runner.ErrCrashed
+			}}, 8)
+			b.ask("poison", append(edits, of("iris"))...).fails(fault.RunnerCrashed)
+			if n := runs.Load(); n != stagehost.DefaultCrashLimit+1 {
+				t.Errorf("%d runs", n)
+			}
+		})
+	}
+}

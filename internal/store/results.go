@@ -107,7 +107,7 @@ func (s *Results) Wait(ctx context.Context, request pipeline.RequestID) (r *enve
 //	others, err := runs.AddRun(ctx, item, record)  // right before the run; the records of others
 //	others, err = runs.AddRun(ctx, item, died)     // the process of the run died: in its place
 //	all, err = runs.RunsOf(ctx, item)
-//	err = runs.EndRun(ctx, item)                   // the run is over and the process lives
+//	err = runs.EndRun(ctx, item, crashes)          // the run is over and the process lives
 //
 // A run that is recorded and neither ended nor died crashed its host, or somebody
 // else ended the host in just that time.
@@ -159,11 +159,19 @@ func (s *Runs) read(ctx context.Context, subject string) ([]envelope.RunRecord, 
 	return runs, msg.Seq, err
 }
 
-// EndRun deletes the records of the item's current step.
-func (s *Runs) EndRun(ctx context.Context, item *envelope.Envelope) error {
+// EndRun deletes the records of the item's current step, but for those of crashes that still count.
+func (s *Runs) EndRun(ctx context.Context, item *envelope.Envelope, crashes []envelope.RunRecord) error {
+	subject := s.bus.RunRecordSubject(item.ExecutionID, item.Position)
+	if len(crashes) > 0 {
+		data, err := envelope.EncodeRunRecords(crashes)
+		if err == nil {
+			_, err = s.bus.JetStream().Publish(ctx, subject, data, jetstream.WithRetryAttempts(0))
+		}
+		return s.wrap(err)
+	}
 	stream, err := s.bus.JetStream().Stream(ctx, s.bus.RunRecordStream())
 	if err != nil {
 		return s.wrap(err)
 	}
-	return s.wrap(stream.Purge(ctx, jetstream.WithPurgeSubject(s.bus.RunRecordSubject(item.ExecutionID, item.Position))))
+	return s.wrap(stream.Purge(ctx, jetstream.WithPurgeSubject(subject)))
 }

@@ -47,7 +47,14 @@ func TestRunRecordsAddUpUntilARunEnds(t *testing.T) {
 	if before := begin(t, one, e, "c"); len(before) != 2 || before[1].Host != "b" {
 		t.Errorf("before the third start: %v", before)
 	}
-	if err := two.EndRun(t.Context(), e); err != nil {
+	crashed := []envelope.RunRecord{{Host: "b", At: time.Unix(1000, 0), Died: true}}
+	if err := two.EndRun(t.Context(), e, crashed); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := one.RunsOf(t.Context(), e); err != nil || len(left) != 1 || !left[0].Died {
+		t.Errorf("after a run that found no model: %v, %v", left, err)
+	}
+	if err := two.EndRun(t.Context(), e, nil); err != nil {
 		t.Fatal(err)
 	}
 	if before := begin(t, one, e, "d"); len(before) != 0 {

@@ -302,7 +302,7 @@ func (p *Items) runOne(r *run) {
 	case r.diedAlone(err):
 		p.recordDeath(r, record, err)
 	case isRecorded:
-		p.endRecord(r)
+		p.endRecord(r, err)
 	}
 	p.Post(&batchEnded{run: r, took: time.Since(r.started), err: err, wasStopped: r.ctx.Err() != nil})
 }

@@ -64,10 +64,11 @@ type Sender interface {
 type Records interface {
 	Result(result *envelope.Result) (bus.Message, error)
 	DeadLetter(dead *envelope.DeadLetter, delivery bus.Delivery) (bus.Message, error)
-	// AddRun records a run of an item, RunsOf returns the records of all, and EndRun deletes them.
+	// AddRun records a run of an item, RunsOf returns the records of all, and EndRun deletes all but those
+	// of crashes.
 	AddRun(ctx context.Context, item *envelope.Envelope, run envelope.RunRecord) ([]envelope.RunRecord, error)
 	RunsOf(ctx context.Context, item *envelope.Envelope) ([]envelope.RunRecord, error)
-	EndRun(ctx context.Context, item *envelope.Envelope) error
+	EndRun(ctx context.Context, item *envelope.Envelope, crashes []envelope.RunRecord) error
 }
 
 // Models says which items may run. The loop calls all methods but Contract.

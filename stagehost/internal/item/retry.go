@@ -254,12 +254,16 @@ func (p *Items) addRecord(r *run, record envelope.RunRecord) ([]envelope.RunReco
 	return others, err
 }
 
-// endRecord deletes a suspect's run records: the process lives.
-func (p *Items) endRecord(r *run) {
-	r.records = nil
+// endRecord deletes a suspect's run records: the process lives. Where the item has not run to an end, the
+// records of crashes stay.
+func (p *Items) endRecord(r *run, err error) {
+	hasRun := !errors.Is(err, runner.ErrModelGone) && !errors.Is(err, runner.ErrNotStarted) && r.ctx.Err() == nil
+	if hasRun || err == nil {
+		r.records = nil
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), endRecordTimeout)
 	defer cancel()
-	if err := p.Records.EndRun(ctx, r.attempts[0].env); err != nil && !errors.Is(err, bus.ErrNoBroker) {
+	if err := p.Records.EndRun(ctx, r.attempts[0].env, r.records); err != nil && !errors.Is(err, bus.ErrNoBroker) {
 		p.Logger.Warn("the end of a suspect's run is not recorded", append(r.attempts[0].logIDs(), "error", err)...)
 	}
 }
