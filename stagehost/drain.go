@@ -31,14 +31,13 @@ func (h *Host) drain(l *item.Loop) bool {
 	}
 	cancel()
 	h.items.Post(item.EventFunc((*item.Loop).Drain))
+	isKilled := false
 	if err := h.finish(l); err != nil {
 		h.settings.Logger.Warn("returning unfinished items to the queue", "error", err)
 		// In this order: the outcomes of stopped runs come after the loop knows.
 		h.items.Post(item.EventFunc((*item.Loop).Abandon))
 		h.cancelRuns()
-		if r, ok := h.settings.Runner.(runner.Killer); ok {
-			r.Kill()
-		}
+		isKilled = h.kill()
 		if !await(l.Empty(), runStopWait) {
 			h.items.Post(item.EventFunc((*item.Loop).LeaveBehind))
 			h.settings.Logger.Error("not everything has been finished or returned to the queue; the rest will be delivered again")
@@ -50,11 +49,21 @@ func (h *Host) drain(l *item.Loop) bool {
 		defer close(ended)
 		h.items.Runs.Wait()
 	}()
-	if !await(ended, runLeaveWait) {
+	// The load of a model may go on after its cancel.
+	if !await(ended, runLeaveWait) && (isKilled || !h.kill() || !await(ended, runLeaveWait)) {
 		return false
 	}
 	h.settings.Logger.Info("drained")
 	return true
+}
+
+// kill ends what the runner does, if that can be ended from outside.
+func (h *Host) kill() bool {
+	r, ok := h.settings.Runner.(runner.Killer)
+	if ok {
+		r.Kill()
+	}
+	return ok
 }
 
 // finish waits until nothing is in flight, and returns why it stopped waiting.

@@ -1011,3 +1011,32 @@ func TestCrashesCountAcrossARunThatFindsNoModel(t *testing.T) {
 		})
 	}
 }
+
+// deafLoader is a runner whose load ends only when it is killed.
+type deafLoader struct {
+	*inproc.ModelRunner
+	killed chan struct{}
+}
+
+// Kill implements runner.Killer.
+func (d *deafLoader) Kill() { close(d.killed) }
+
+func TestDrainKillsALoadThatGoesOn(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("iris")
+	begun, killed := make(chan struct{}, 8), make(chan struct{})
+	h := b.host(&loads{load: func(context.Context, model.ID) error {
+		begun <- struct{}{}
+		select {
+		case <-killed:
+		case <-t.Context().Done():
+		}
+		return runner.ErrCrashed
+	}}, 8, func(s *stagehost.Settings) {
+		s.Runner = &deafLoader{s.Runner.(*inproc.ModelRunner), killed}
+	})
+	b.claim("iris", h)
+	testbed.Receive(t, "begin of the load", begun)
+	h.stop()
+}
