@@ -2,6 +2,7 @@ package item
 
 import (
 	"slices"
+	"time"
 
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -107,12 +108,15 @@ func (l *Loop) nak(it *Item) {
 		return
 	}
 	it.span().AddEvent("returned")
-	l.settleWith(it, func(d bus.Delivery) error {
-		if it.crashes > 0 {
-			return nil
-		}
-		return d.Nak(0)
-	}, queued, running, sending)
+	l.settleWith(it, func(d bus.Delivery) error { return it.nakUncrashed(d, 0) }, queued, running, sending)
+}
+
+// nakUncrashed naks a delivery of the item, unless its run crashed.
+func (it *Item) nakUncrashed(d bus.Delivery, delay time.Duration) error {
+	if it.crashes > 0 {
+		return nil
+	}
+	return d.Nak(delay)
 }
 
 // publishLocal gives a local item to its queue, under the message ID that it would have had

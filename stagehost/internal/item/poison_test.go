@@ -149,3 +149,18 @@ func TestReturnsAloneExhaustNoDeliveries(t *testing.T) {
 		}
 	}
 }
+
+// A nak would be a panic: the delivery is no puller's.
+func TestCrashedItemIsNotGivenBackAsInnocent(t *testing.T) {
+	t.Parallel()
+	l := aLoop(t, nil)
+	it := &Item{id: 1, arrival: arrival{env: anItem()}, delivery: bus.Delivery{Epoch: "epoch", Deliveries: 1}}
+	it.isReleased, it.crashes = true, 1
+	if err := l.ledger.admit(it); err != nil {
+		t.Fatal(err)
+	}
+	l.Overflow(it, fault.New(fault.Overloaded, "no place"))
+	if len(l.ledger.items) > 0 {
+		t.Error("the host holds it still")
+	}
+}

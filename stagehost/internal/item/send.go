@@ -26,6 +26,7 @@ type itemDone struct {
 func (e *itemDone) Apply(l *Loop) {
 	it := e.run.items[e.at]
 	it.answer = e.run.attempts[e.at].answer
+	it.crashes = 0 // it has an outcome
 	if it.isHandedOver {
 		if l.beginSend(it) {
 			l.Metrics.countOutput()
@@ -484,11 +485,11 @@ func returnDelay(deliveries int, remaining time.Duration) time.Duration {
 	return delay
 }
 
-// giveBack has the item redelivered later. That makes it no suspect.
+// giveBack has the item redelivered later. That makes it no suspect, unless its run crashed: see nak.
 func (l *Loop) giveBack(it *Item) {
 	delay := returnDelay(it.delivery.Deliveries, time.Until(it.env.Deadline))
 	it.span().AddEvent("returned")
-	l.settleWith(it, func(d bus.Delivery) error { return d.Nak(delay) }, queued, sending)
+	l.settleWith(it, func(d bus.Delivery) error { return it.nakUncrashed(d, delay) }, queued, sending)
 }
 
 // Overflow ends an item that has no place here. A durable one returns to its queue.
