@@ -432,7 +432,8 @@ type batchEnded struct {
 
 func (e *batchEnded) Apply(l *Loop) {
 	l.endBatch(e)
-	left := e.run.takeUnended()
+	// LeaveBehind may have ended local ones.
+	left := slices.DeleteFunc(e.run.takeUnended(), func(it *Item) bool { return l.ledger.items[it.id] != it })
 	for _, it := range left {
 		it.batchWait, it.took = e.run.started.Sub(it.arrived), e.took
 		e.run.traceRun(it.work())

@@ -422,7 +422,7 @@ func (l *Loop) expire(now time.Time) {
 func (l *Loop) expireOne(it *Item) {
 	l.Metrics.expired.inc()
 	it.span().AddEvent("expired")
-	l.Fail(it, it.deadlineFault(queued))
+	l.Fail(it, it.deadlineFault(it.state))
 }
 
 func (a *arrival) deadlineFault(state itemState) *fault.Fault {

@@ -1,6 +1,7 @@
 package item
 
 import (
+	"context"
 	"log/slog"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/metric/noop"
 
+	"github.com/stagemesh/stagemesh/internal/batch"
 	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/envelope"
 	"github.com/stagemesh/stagemesh/internal/store"
@@ -32,6 +34,27 @@ func aLoop(t *testing.T, sender Sender) *Loop {
 		Bound: 1, Events: 1, MaxInFlight: 1, Runner: inproc.Each(inproc.Settings{}, nil),
 		Sender: sender, Models: OneModel(nil), Metrics: m, Logger: slog.New(slog.DiscardHandler),
 	}))
+}
+
+// localRun returns a loop in which a local item of a gateway runs, its run, and the sums of its counters.
+func localRun(t *testing.T, got *answered) (*Loop, *run, *testbed.Counts) {
+	t.Helper()
+	l, counts, env := aLoop(t, noBroker(t)), &testbed.Counts{}, anItem()
+	var err error
+	if l.Metrics, err = NewMetrics(counts, "stage", "host"); err != nil {
+		t.Fatal(err)
+	}
+	env.Durability, env.Local = pipeline.Memory, got
+	it := &Item{id: 1, arrival: arrival{env: env}}
+	it.isReleased = true // no puller has counted it
+	if err := l.ledger.admit(it); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.ledger.move(it, running, queued); err != nil {
+		t.Fatal(err)
+	}
+	l.running = 1
+	return l, newRun(l.Items, nil, []*Item{it}, batch.Retry, time.Now()), counts
 }
 
 func anItem() *envelope.Envelope {
@@ -147,6 +170,33 @@ func TestReturnsAloneExhaustNoDeliveries(t *testing.T) {
 		if deliveries >= maxDeliveries {
 			t.Errorf("%d deliveries within %s; %d are exhausted", deliveries, whole, maxDeliveries)
 		}
+	}
+}
+
+func TestItemThatIsLeftBehindEndsOnce(t *testing.T) {
+	t.Parallel()
+	got := &answered{}
+	l, r, counts := localRun(t, got)
+	l.draining, l.abandoned = true, true
+	l.LeaveBehind()
+	first := got.reply
+	if first == nil || first.Fault == nil || first.Fault.Reason != fault.ShuttingDown {
+		t.Fatalf("replied %+v", first)
+	}
+	(&batchEnded{run: r, err: context.Canceled, wasStopped: true}).Apply(l)
+	if n := counts.Of("stagemesh.stage.internal_errors"); got.reply != first || n > 0 {
+		t.Errorf("replied again: %t, %d internal errors", got.reply != first, n)
+	}
+}
+
+func TestDeadlineFaultNamesTheRun(t *testing.T) {
+	t.Parallel()
+	got := &answered{}
+	l, r, _ := localRun(t, got)
+	r.items[0].env.Deadline = time.Now().Add(-time.Second)
+	(&batchEnded{run: r, err: context.DeadlineExceeded, wasStopped: true}).Apply(l)
+	if got.reply == nil || !strings.Contains(got.reply.Fault.Message, "a worker runs it") {
+		t.Errorf("replied %+v", got.reply)
 	}
 }
 
