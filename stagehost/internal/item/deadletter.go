@@ -29,7 +29,6 @@ func (l *Loop) deadLetter(it *Item, f *fault.Fault) {
 		l.sendFault(it, f)
 		return
 	}
-	l.Metrics.deadLettered.inc()
 	l.sendFault(it, f, outgoing{message, toDead})
 }
 

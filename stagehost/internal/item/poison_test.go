@@ -200,6 +200,34 @@ func TestDeadlineFaultNamesTheRun(t *testing.T) {
 	}
 }
 
+// closed is a sender whose connection is closed.
+type closed struct{ Sender }
+
+func (closed) Publish(_ bus.Message, done func(bus.Receipt, error)) {
+	done(bus.Receipt{}, bus.ErrClosed)
+}
+
+func TestDeadLetterCountsOnceItIsStored(t *testing.T) {
+	t.Parallel()
+	conn, counts := noBroker(t), &testbed.Counts{}
+	l := aLoop(t, closed{conn})
+	l.Records = stores{Results: store.NewResults(conn, store.Settings{}), DeadLetters: store.NewDeadLetters(conn, store.Settings{})}
+	var err error
+	if l.Metrics, err = NewMetrics(counts, "stage", "host"); err != nil {
+		t.Fatal(err)
+	}
+	it := &Item{id: 1, arrival: arrival{env: anItem()}}
+	it.isReleased = true
+	if err := l.ledger.admit(it); err != nil {
+		t.Fatal(err)
+	}
+	l.deadLetter(it, exhaustedFault(1, "stage"))
+	(<-l.events).Apply(l)
+	if n := counts.Of("stagemesh.stage.dead_lettered"); n > 0 || len(l.ledger.items) > 0 {
+		t.Errorf("%d dead letters are counted, %d items are left", n, len(l.ledger.items))
+	}
+}
+
 // A nak would be a panic: the delivery is no puller's.
 func TestCrashedItemIsNotGivenBackAsInnocent(t *testing.T) {
 	t.Parallel()

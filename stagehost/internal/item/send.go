@@ -296,6 +296,7 @@ func (e *messageSent) Apply(l *Loop) {
 func (l *Loop) sendNext(it *Item, r bus.Receipt) {
 	was := it.outbox[0].to
 	if was == toDead {
+		l.Metrics.deadLettered.inc()
 		it.span().AddEvent("dead letter", trace.WithAttributes(attribute.Int64("stagemesh.dead_letter", int64(r.Seq))))
 	}
 	l.replaceOutbox(it, it.outbox[1:])
