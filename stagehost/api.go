@@ -237,7 +237,11 @@ func (h *Host) Infer(ctx context.Context, r Request) Response {
 	}
 	if err := h.Ready(); err != nil {
 		h.directs.Release(tenant, 1)
-		return Response{Outcome: runner.Failed(fault.Newf(fault.ShuttingDown, "%w", err))}
+		reason := fault.NoCapacity
+		if at, _, _ := h.status.get(); at.final() {
+			reason = fault.ShuttingDown
+		}
+		return Response{Outcome: runner.Failed(fault.New(reason, item.WithoutFolders(err)).Caused(err))}
 	}
 	return h.items.Infer(ctx, r, h.checkParameters(r.Parameters), func() { h.directs.Release(tenant, 1) })
 }

@@ -109,6 +109,22 @@ func TestHostThatStartsSaysWhatItWaitsFor(t *testing.T) {
 	b.waitReady(h)
 }
 
+func TestDirectCallsFindNoCapacityWhileTheRunnerIsUnhealthy(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	m, h := moodyHost(b)
+	m.outcomeOf(errors.New("no file '/srv/models/a.onnx'"))
+	testbed.Eventually(t, "the host is not ready", func() bool { return h.Ready() != nil })
+	f := h.Infer(t.Context(), stagehost.Request{Inputs: chunkOf("direct")}).Fault
+	if f == nil || f.Reason != fault.NoCapacity || !strings.Contains(f.Message, "no file 'a.onnx'") {
+		t.Errorf("answered with %v", f)
+	}
+	h.stop()
+	if f := h.Infer(t.Context(), stagehost.Request{Inputs: chunkOf("late")}).Fault; f == nil || f.Reason != fault.ShuttingDown {
+		t.Errorf("answered with %v after the stop", f)
+	}
+}
+
 func TestCallersGetTheCauseWithoutFolders(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)

@@ -45,7 +45,7 @@ func (s *status) set(next state) { s.setCause(next, nil) }
 func (s *status) setCause(next state, cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.final() && next != stateStopped {
+	if s.state.final() && next != stateStopped {
 		return
 	}
 	s.cause = cause
@@ -96,7 +96,7 @@ func (s *status) recordRegistration(err error) {
 }
 
 // final reports whether the host does not become ready again.
-func (s *status) final() bool { return s.state == stateDraining || s.state == stateStopped }
+func (s state) final() bool { return s == stateDraining || s == stateStopped }
 
 func (s *status) get() (state, <-chan struct{}, error) {
 	s.mu.Lock()
@@ -191,7 +191,7 @@ func (h *Host) starting() error {
 func (h *Host) WaitReady(ctx context.Context) error {
 	stopped := false
 	err := h.status.await(ctx, func(s *status) bool {
-		stopped = s.final()
+		stopped = s.state.final()
 		return stopped || s.state == stateReady && s.unregistered == nil
 	})
 	switch {
