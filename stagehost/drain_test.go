@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagemesh/stagemesh/internal/batch"
+	"github.com/stagemesh/stagemesh/internal/bus"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/mesh/fault"
 	"github.com/stagemesh/stagemesh/mesh/payload"
@@ -324,4 +326,40 @@ func TestEverySlotIsReleased(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
 	b.host(&late{Runner: batches(nil), left: lateSlots}, maxSize(1)).stop()
+}
+
+// expiring is a context whose deadline passes when done is closed.
+type expiring struct {
+	context.Context
+	done chan struct{}
+}
+
+func (e expiring) Done() <-chan struct{} { return e.done }
+
+func (e expiring) Err() error {
+	select {
+	case <-e.done:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+func TestDrainAtADeadlineIsClean(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	made, err := stagehost.New(stagehost.Settings{
+		Mesh: mesh, Stage: stage, Host: "host", Runner: newEcho(), Config: stagehost.Config{Batch: batch.Settings{MaxSize: 1}},
+		Bus: bus.Settings{URL: b.broker.URL()}, Logger: discard(), Meter: &testbed.Counts{},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, ended := expiring{context.Background(), make(chan struct{})}, make(chan error, 1)
+	go func() { ended <- made.Run(ctx) }()
+	b.waitReady(&host{Host: made})
+	close(ctx.done)
+	if err := testbed.Receive(t, "end of the host", ended); err != nil {
+		t.Errorf("the host says %v", err)
+	}
 }

@@ -428,7 +428,7 @@ func (h *Host) serve(ctx context.Context) error {
 	endLoop()
 	looping.Wait()
 	h.items.DropEvents()
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, ctx.Err())) {
 		err = nil
 	}
 	if h.leftBehind {
