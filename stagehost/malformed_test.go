@@ -159,6 +159,24 @@ func TestMalformedItemWithACallerIsAnswered(t *testing.T) {
 	h.awaitItems(0)
 }
 
+func TestMalformedItemOfAJobLeavesItsResult(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	b.host(inproc.Each(inproc.Settings{}, echo), ackWait(longTime))
+	c := b.expect(chunkOf("x"))
+	data := wellFormed(t, func(e *meshv1.Envelope) {
+		e.RequestId, e.ExecutionId = string(c.env.RequestID), string(c.env.ExecutionID)
+		e.StoreResult, e.Parts[0].Body = true, nil
+	})
+	if err := b.broker.Client().Publish(b.bus.Stage(stage, pipeline.Memory, pipeline.Normal), data); err != nil {
+		t.Fatal(err)
+	}
+	c.fails(fault.InvalidInput)
+	if r := b.stored(c.env.RequestID); r.Fault == nil || r.Fault.Reason != fault.InvalidInput {
+		t.Errorf("stored %+v", r)
+	}
+}
+
 // Damage at random: some of it leaves an item that can be read.
 func TestDamagedItemsAreSurvived(t *testing.T) {
 	t.Parallel()

@@ -359,8 +359,9 @@ func (p *Items) decodeAddress(d bus.Delivery) (*envelope.Envelope, bool) {
 		AdmittedAt:  in.GetAdmittedAt(),
 		Durability:  d.Durability.ToProto(),
 		Priority:    in.GetPriority(),
-		// With it the result is stored, as of any other item.
+		// With them the result is stored, as of any other item.
 		IdempotencyKey: in.GetIdempotencyKey(),
+		StoreResult:    in.GetStoreResult(),
 	})
 	if err != nil {
 		return nil, false
@@ -444,11 +445,11 @@ func (l *Loop) Enqueue(it *Item) {
 // Ready gives an item to the batcher. One in quarantine, whose process has lost its models, runs alone
 // now too.
 func (l *Loop) Ready(it *Item) {
-	if err := l.batcher.Add(time.Now(), it.entry()); err != nil {
 	if it.quarantined {
 		l.reruns = append(l.reruns, []*Item{it})
 		return
 	}
+	if err := l.batcher.Add(time.Now(), it.entry()); err != nil {
 		l.Fail(it, fault.From(err))
 	}
 }
