@@ -3,7 +3,12 @@ package stagehost
 import (
 	"context"
 	"time"
+
+	"github.com/stagemesh/stagemesh/stagehost/internal/models"
 )
+
+// MaxWaiting is how many items of a host may have waited for models.
+const MaxWaiting = models.MaxWaiting
 
 // Scale runs the loop that follows the use of models, by the clock of a test.
 func (h *Host) Scale(ctx context.Context, ticks <-chan time.Time) { _ = h.models.Scale(ctx, ticks) }

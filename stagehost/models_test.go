@@ -1040,3 +1040,38 @@ func TestDrainKillsALoadThatGoesOn(t *testing.T) {
 	testbed.Receive(t, "begin of the load", begun)
 	h.stop()
 }
+
+// They do not count for max_in_flight, so they are bounded until they are settled.
+func TestItemsThatWaitedForAModelCount(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("a", "b")
+	entered, goOn, release := make(chan struct{}, 2), make(chan struct{}), make(chan struct{})
+	l := &loads{load: func(_ context.Context, id model.ID) error {
+		if id == "a" {
+			<-goOn
+		}
+		return nil
+	}}
+	l.run = func(model.ID, runner.Batch) error {
+		entered <- struct{}{}
+		<-release
+		return nil
+	}
+	h := b.host(l, 8, together(stagehost.MaxWaiting)) // its batch has all that waited
+	var calls []*call
+	for i := range stagehost.MaxWaiting {
+		calls = append(calls, b.ask(fmt.Sprint(i), of("a")))
+	}
+	h.awaitCount("stagemesh.stage.model_requests miss", stagehost.MaxWaiting)
+	close(goOn)
+	testbed.Receive(t, "batch at the runner", entered)
+	f := b.ask("x", of("b")).next().Fault
+	close(release)
+	if f == nil || f.Reason != fault.Overloaded {
+		t.Errorf("answered with %v", f)
+	}
+	for _, c := range calls {
+		checkModel(t, "a", c)
+	}
+}

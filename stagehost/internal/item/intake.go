@@ -118,12 +118,21 @@ func (it *Item) HasRun() bool { return it.run != nil }
 // SetInputs takes the inputs of an item as its model takes them.
 func (it *Item) SetInputs(in Inputs) { it.Inputs = in }
 
-// Release has the item count no more for the host's bound.
-func (it *Item) Release() {
+// Release has the item count no more for the host's bound, but in Released.
+func (l *Loop) Release(it *Item) {
 	if !it.isReleased && it.direct == nil {
 		it.isReleased = true
+		l.ledger.released++
 		it.delivery.Release()
 	}
+}
+
+// Released counts the items here that count no more for the host's bound, the given one aside.
+func (l *Loop) Released(but *Item) int {
+	if but.isReleased {
+		return l.ledger.released - 1
+	}
+	return l.ledger.released
 }
 
 // Inputs are an item's inputs as its model takes them.

@@ -27,6 +27,8 @@ type ledger struct {
 	bound  int
 	items  map[batch.ID]*Item
 	counts [3]int
+	// released counts the items that do not count for max_in_flight.
+	released int
 }
 
 // itemState is the state of an item that the ledger holds.
@@ -78,6 +80,9 @@ func (l *ledger) forget(it *Item, from ...itemState) error {
 		return err
 	}
 	l.counts[it.state]--
+	if it.isReleased {
+		l.released--
+	}
 	delete(l.items, it.id)
 	return nil
 }

@@ -14,7 +14,8 @@ import (
 )
 
 const (
-	// MaxWaiting and maxWaitingBytes bound the items that wait for models, beside the host's bound.
+	// MaxWaiting bounds the items here that have waited for models, beside the host's bound, and
+	// maxWaitingBytes those that wait still.
 	MaxWaiting      = 1024
 	maxWaitingBytes = 64 << 20
 	// An item that waits gets its answer so long before its deadline.
@@ -166,15 +167,15 @@ func (s *set) wait(it *item.Item) bool {
 	if it.IsWaiting {
 		return true
 	}
-	if s.waitingItems >= MaxWaiting || s.waitingBytes+int64(it.Bytes()) > maxWaitingBytes {
-		s.loop.Overflow(it, fault.Newf(fault.Overloaded, "%d requests wait for models on this host", s.waitingItems).WithRetryAfter(time.Second))
+	if n := s.loop.Released(it); n >= MaxWaiting || s.waitingBytes+int64(it.Bytes()) > maxWaitingBytes {
+		s.loop.Overflow(it, fault.Newf(fault.Overloaded, "%d requests on this host wait for models, or have waited", n).WithRetryAfter(time.Second))
 		return false
 	}
 	id := modelOf(it.Envelope())
 	it.IsWaiting, it.WaitsSince = true, time.Now()
 	s.waiting[id] = append(s.waiting[id], it)
 	s.waitingItems, s.waitingBytes = s.waitingItems+1, s.waitingBytes+int64(it.Bytes())
-	it.Release()
+	s.loop.Release(it)
 	if at := answerBy(it); s.waitingItems == 1 || at.Before(s.answerBy) {
 		s.answerBy = at
 	}
