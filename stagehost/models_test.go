@@ -1075,3 +1075,36 @@ func TestItemsThatWaitedForAModelCount(t *testing.T) {
 		checkModel(t, "a", c)
 	}
 }
+
+// moodyModels is a runner of models that can say that it cannot run anything.
+type moodyModels struct {
+	*inproc.ModelRunner
+	mood *moody
+}
+
+// Health implements runner.HealthReporter.
+func (m *moodyModels) Health() (changed <-chan struct{}, err error) { return m.mood.Health() }
+
+func TestQueueOfAHostThatCannotRunIsTakenOver(t *testing.T) {
+	t.Parallel()
+	b := newModelBed(t)
+	b.register("iris")
+	mood := &moody{changed: make(chan struct{})}
+	broken := b.host(&loads{}, 8, func(s *stagehost.Settings) {
+		s.Runner = &moodyModels{s.Runner.(*inproc.ModelRunner), mood}
+	})
+	other := b.host(&loads{}, 8)
+	mood.outcomeOf(errLoop)
+	own := pipeline.HostQueue(stage, pipeline.HostID(broken.Record().GetHost()))
+	testbed.Eventually(t, "the host has left its queue", func() bool {
+		_, err := b.bus.Alive(t.Context(), own)
+		return errors.Is(err, bus.ErrNoHost)
+	})
+	testbed.Eventually(t, "the other host runs what is sent to it", func() bool { // its last pulls may be open still
+		got := checkModel(t, "iris", b.ask("x", of("iris"), at(broken))).Timings[0].Host
+		return string(got) == other.Record().GetHost()
+	})
+	mood.outcomeOf(nil)
+	b.waitReady(broken)
+	checkModel(t, "iris", b.ask("y", of("iris"), at(broken)))
+}

@@ -136,6 +136,9 @@ func (l *Leader) Tick(ctx context.Context, now time.Time) error {
 			l.deadSince[host] = now
 			continue
 		}
+		if _, isMember := alive[host]; isMember {
+			l.deadSince[host] = now // it may pull again, and keeps its replicas and its queue
+		}
 		isForgotten := now.Sub(l.deadSince[host]) >= forgetAfter
 		isAlive, err := l.adopt(ctx, host, isForgotten)
 		if err != nil {
@@ -220,28 +223,35 @@ func (l *Leader) switchAlias(ctx context.Context, alias *meshv1.Alias) (isSwitch
 	return err == nil
 }
 
-// aliveHosts returns the hosts of the stage that are alive, and which of those that do not leave
-// joined first.
+// aliveHosts returns the hosts of the stage that are alive, true for those that pull, and which of
+// these joined first, of those that do not leave. One that is not ready pulls nothing; where no host is
+// ready that stays, all count alike.
 func (ms *Models) aliveHosts() (alive map[pipeline.HostID]bool, leader pipeline.HostID) {
 	alive = map[pipeline.HostID]bool{}
-	var first *meshv1.HostRecord
+	var hosts []*meshv1.HostRecord
 	for _, member := range ms.members.Hosts() {
-		r := member.Record
-		if r.GetStage() != string(ms.Stage) || !member.Alive {
-			continue
+		if r := member.Record; r.GetStage() == string(ms.Stage) && member.Alive {
+			hosts = append(hosts, r)
 		}
-		alive[pipeline.HostID(r.GetHost())] = true
-		leaves := r.GetDraining() || r.GetHost() == string(ms.Host) && ms.IsLeaving()
-		if since := r.GetStartedAt().AsTime(); !leaves && (first == nil || since.Before(first.GetStartedAt().AsTime())) {
+	}
+	stays := func(r *meshv1.HostRecord) bool {
+		return !r.GetDraining() && (r.GetHost() != string(ms.Host) || !ms.IsLeaving())
+	}
+	isAnyReady := slices.ContainsFunc(hosts, func(r *meshv1.HostRecord) bool { return r.GetReady() && stays(r) })
+	var first *meshv1.HostRecord
+	for _, r := range hosts {
+		pulls := r.GetReady() || !isAnyReady
+		alive[pipeline.HostID(r.GetHost())] = pulls
+		if since := r.GetStartedAt().AsTime(); pulls && stays(r) && (first == nil || since.Before(first.GetStartedAt().AsTime())) {
 			first = r
 		}
 	}
 	return alive, pipeline.HostID(first.GetHost())
 }
 
-// adopt pulls what waits in the queue of a host that died or hangs, one queue at a time, and
-// deletes the queue if it is empty once nobody sends to it any more. What had been delivered to
-// the host comes after its ack wait.
+// adopt pulls what waits in the queue of a host that died, hangs or cannot run anything, one queue at a
+// time, and deletes the queue if it is empty once nobody sends to it any more. What had been delivered
+// to the host comes after its ack wait.
 func (l *Leader) adopt(ctx context.Context, host pipeline.HostID, isForgotten bool) (isAlive bool, err error) {
 	name := pipeline.HostQueue(l.Stage, host)
 	queue, err := l.queues.Queue(ctx, name, pipeline.Memory)
