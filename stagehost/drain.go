@@ -17,9 +17,7 @@ func (h *Host) drain(l *item.Loop) bool {
 	h.status.set(stateDraining)
 	h.settings.Logger.Info("draining")
 	ctx, cancel := process.DrainContext(h.runCtx, item.PullDrainTimeout)
-	for _, q := range h.pulled {
-		h.stopAnswers(&q.alive)
-	}
+	h.stopAlive()
 	if h.models != nil {
 		h.models.RemoveReplicas(ctx)
 	}

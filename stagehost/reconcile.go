@@ -259,6 +259,13 @@ func (h *Host) stopAnswers(of *func() error) {
 	*of = nil
 }
 
+// stopAlive ends the answers that the host serves its queues.
+func (h *Host) stopAlive() {
+	for _, q := range h.pulled {
+		h.stopAnswers(&q.alive)
+	}
+}
+
 // runnerHealth is the health of a runner that reports it.
 type runnerHealth struct {
 	runner  runner.HealthReporter
@@ -300,9 +307,7 @@ func (h *Host) checkRunner(ctx context.Context, now time.Time) error {
 // this host, and naked again, until they are exhausted.
 func (h *Host) leaveStage(ctx context.Context, now time.Time) {
 	h.stopAnswers(&h.forwarded)
-	for _, q := range h.pulled {
-		h.stopAnswers(&q.alive)
-	}
+	h.stopAlive()
 	h.serveFailing()
 	hasFailed := errors.Is(h.runnerHealth.err, runner.ErrStartFailed)
 	for _, q := range h.pulled {

@@ -172,10 +172,10 @@ func (l *Loop) handleFault(it *Item, f *fault.Fault) {
 		l.dropCancelled(it)
 	case it.expired(time.Now()):
 		l.expireOne(it)
-	case l.abandoned && it.mayRunAgain():
-		l.nak(it)
 	case l.abandoned:
-		l.Fail(it, fault.Newf(fault.StreamInterrupted, "the answer broke after %d chunks: the host is stopping", it.chunks))
+		for _, it := range l.failStreamed([]*Item{it}, stoppingFault()) {
+			l.nak(it)
+		}
 	case f.Reason == fault.RunnerOutOfMemory:
 		l.retryOutOfMemory(it, f)
 	default:

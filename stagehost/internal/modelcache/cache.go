@@ -219,8 +219,8 @@ func (c *Cache) loading() int {
 
 // Figures are what a host publishes of its cache.
 type Figures struct {
-	// Capacity is without the unload buffer and without Lost, the memory of failed unloads.
-	Capacity, Used, Lost    model.Size
+	// Capacity is without the unload buffer and the memory of failed unloads.
+	Capacity, Used          model.Size
 	Models, Queued, Loading int
 	// OldestUse is the last use of the replica to be evicted next; zero without models.
 	OldestUse time.Time
@@ -231,7 +231,7 @@ type Figures struct {
 // Figures returns the present figures.
 func (c *Cache) Figures(now time.Time) Figures {
 	f := Figures{
-		Capacity: c.usable(), Used: c.used(), Lost: sub(c.settings.Capacity, c.capacity),
+		Capacity: c.usable(), Used: c.used(),
 		Models: c.tallies[Loaded].count, Queued: c.tallies[Queued].count, Loading: c.loading(),
 		Full: !fits(add(c.used(), c.settings.reserve()), c.usable()), LoadTimes: make(map[string]time.Duration),
 	}

@@ -541,13 +541,13 @@ func TestFailedUnloadIsRetried(t *testing.T) {
 	}
 	next := h.pin("m")
 	wantActions(t, h.act(), "load m")
-	if f := h.c.Figures(h.now); f.Lost != units(1) || f.Capacity.Host != capacity-unit {
+	if f := h.c.Figures(h.now); h.c.Lost() != units(1) || f.Capacity.Host != capacity-unit {
 		t.Fatalf("figures %+v", f)
 	}
 	h.loaded(next)
 	h.settle()
 	h.lose()
-	if f := h.c.Figures(h.now); f.Lost != (model.Size{}) || f.Capacity.Host != capacity {
+	if f := h.c.Figures(h.now); h.c.Lost() != (model.Size{}) || f.Capacity.Host != capacity {
 		t.Fatalf("figures without the runtime %+v", f)
 	}
 }

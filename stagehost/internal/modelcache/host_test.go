@@ -240,7 +240,7 @@ func (h *host) check() {
 	for _, r := range h.memory {
 		live = sum(live, r.Size)
 	}
-	capacity := sum(h.settings.Capacity, model.Size{Host: -h.c.Figures(h.now).Lost.Host, Device: -h.c.Figures(h.now).Lost.Device})
+	capacity := sum(h.settings.Capacity, model.Size{Host: -h.c.Lost().Host, Device: -h.c.Lost().Device})
 	over := live.Host > capacity.Host || live.Device > capacity.Device
 	if over && !h.deficit {
 		h.t.Fatalf("the runtime holds %v, the capacity is %v", live, capacity)
@@ -337,9 +337,9 @@ func (h *host) loadFailed(r *modelcache.Replica, usesMemory bool) {
 
 func (h *host) unloadFailed(r *modelcache.Replica) {
 	h.take(h.indexOf(modelcache.Unload, r))
-	lost := h.c.Figures(h.now).Lost
+	lost := h.c.Lost()
 	h.c.Unloaded(h.now, r, errUnload)
-	if h.c.Figures(h.now).Lost != lost {
+	if h.c.Lost() != lost {
 		delete(h.memory, r.ID) // its memory is no longer part of the capacity
 	}
 }

@@ -118,11 +118,7 @@ func (s *slot) Release() { s.runner.idle <- struct{}{} }
 
 func (s *slot) Do(ctx context.Context, batch runner.Batch, sink runner.Sink) (err error) {
 	defer s.Release()
-	defer func() {
-		if cause := recover(); cause != nil {
-			err = &PanicError{Cause: cause, Stack: debug.Stack()}
-		}
-	}()
+	defer recoverInto(&err)
 	return s.runner.do(ctx, batch, sink)
 }
 
