@@ -37,6 +37,8 @@ type incarnation struct {
 	// finished one or sent a chunk.
 	finishedAt, movedAt time.Time
 	warm                bool
+	// warmUpTook is how long the longest warm-up took. It is set before the incarnation is ready.
+	warmUpTook time.Duration
 	// withdrawn is true once it gets no more batches.
 	withdrawn bool
 	// nextCheck is closed at the next cancelCheck; nil where no batch waits for it.
@@ -55,7 +57,7 @@ func (n *incarnation) offer() {
 	n.warm = true
 	n.mu.Unlock()
 	n.worker.pool().offer(n.worker.index, n, n.slots())
-	n.worker.pool().resize(n.worker.index, n, n.slots()) // they may have changed since
+	n.worker.pool().resize(n.worker.index, n, n.slots()) // before the offer a resize had no effect
 	n.mu.Lock()
 	lost := n.lost != nil
 	n.mu.Unlock()

@@ -354,7 +354,7 @@ func TestIdleWorkerWhoseExampleFailsIsReplaced(t *testing.T) {
 func TestIdleWorkerWhoseExampleHangsIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := settings(t, coldHangs+","+withExamples)
-	s.Health.Examples, s.Heartbeat, s.HeartbeatLimit = time.Millisecond, time.Millisecond, 50*time.Millisecond
+	s.Health.Examples, s.Heartbeat, s.HeartbeatLimit = time.Millisecond, time.Hour, 200*time.Millisecond
 	b := start(t, s)
 	b.await(worker.Ready)
 	if err := os.WriteFile(s.Env["STATE"], nil, 0o600); err != nil {

@@ -33,8 +33,8 @@ type workerSlots struct {
 	// slots is how many batches it takes at a time, offered how many when it was last
 	// offered.
 	slots, offered int
-	// held counts the slots that somebody holds, running how many of them have a batch. More are
-	// held than there are where an urgent batch took one of them.
+	// held counts the slots that somebody holds, running how many of them have a batch. held may
+	// exceed slots: an urgent batch takes a slot that another holds without a batch.
 	held, running int
 	// prefetches is true where the worker takes one batch more.
 	prefetches bool

@@ -28,6 +28,7 @@ func (n *incarnation) warmUp() error {
 	spec := n.worker.runner.Spec()
 	for _, example := range examplesOf(spec) {
 		for _, size := range sizes(example, spec, s) {
+			began := time.Now()
 			if err := n.runExample(context.Background(), "warm-up", example, size, spec.BatchAxis); err != nil {
 				advice := ""
 				if example.Name == zeroName {
@@ -35,6 +36,7 @@ func (n *incarnation) warmUp() error {
 				}
 				return fmt.Errorf("the warm-up with %d of %q failed: %w%s", size, example.Name, err, advice)
 			}
+			n.warmUpTook = max(n.warmUpTook, time.Since(began))
 		}
 	}
 	return nil
@@ -58,9 +60,9 @@ func (l *workerLoop) checkExample(now time.Time) {
 	}
 	l.checks++
 	example := examples[l.checks%len(examples)]
-	wait := l.runner.pace.lateAfter(l.settings().HeartbeatLimit)
+	wait := max(l.runner.pace.lateAfter(l.settings().HeartbeatLimit), lateFactor*of.warmUpTook)
 	l.tasks.Go(func() {
-		ctx, end := context.WithTimeout(context.Background(), wait) // then nobody wants it
+		ctx, end := context.WithTimeout(context.Background(), wait) // then it is late, and nobody waits for it
 		err := of.runExample(ctx, "health check", example, 1, spec.BatchAxis)
 		end()
 		leave()
