@@ -27,8 +27,9 @@ const (
 	maxHeaders = 64 << 10
 	// The pauses between tries to connect.
 	minPause, maxPause = 100 * time.Millisecond, 2 * time.Second
-	// silenceLimit is how long a server may leave bytes unacknowledged before its connection ends.
-	silenceLimit = 20 * time.Second
+	// userTimeout is how long a server may acknowledge nothing, or take nothing, before its connection
+	// ends. One that compiles a model may be busy for a while.
+	userTimeout = 2 * time.Minute
 )
 
 // link is a connection to a server, which is made again after it ended.
@@ -71,7 +72,7 @@ func dial(address string, security grpccredentials.TransportCredentials, changed
 			Backoff: backoff.Config{BaseDelay: minPause, Multiplier: 2, Jitter: 0.2, MaxDelay: maxPause}, MinConnectTimeout: maxPause,
 		}),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			conn, err := (&net.Dialer{Control: limitSilence}).DialContext(ctx, network, to)
+			conn, err := dialer().DialContext(ctx, network, to)
 			if err != nil {
 				return nil, err
 			}
@@ -80,6 +81,8 @@ func dial(address string, security grpccredentials.TransportCredentials, changed
 		}))
 	return l, err
 }
+
+func dialer() *net.Dialer { return &net.Dialer{Control: setUserTimeout} }
 
 // watchedConn reports its end to its link, before the calls that it carried fail.
 type watchedConn struct {

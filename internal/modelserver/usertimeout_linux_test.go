@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestConnectionsToLostNodesEnd(t *testing.T) {
+func TestDialerSetsUserTimeout(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	conn, err := (&net.Dialer{Control: limitSilence}).DialContext(t.Context(), "tcp", l.Addr().String())
+	conn, err := dialer().DialContext(t.Context(), "tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +27,7 @@ func TestConnectionsToLostNodesEnd(t *testing.T) {
 	if failed := raw.Control(func(fd uintptr) { got, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT) }); failed != nil || err != nil {
 		t.Fatal(failed, err)
 	}
-	if got != int(silenceLimit.Milliseconds()) {
+	if got != int(userTimeout.Milliseconds()) {
 		t.Errorf("it ends after %d ms", got)
 	}
 }
