@@ -135,7 +135,10 @@ func TestBatchWithoutItsInputFails(t *testing.T) {
 	}
 	r := &batchRunner{Service: s, expanding: places(1), writing: places(1)}
 	b := &batchRun{batchRunner: r, id: id, tenant: "a", log: s.settings.Logger, ended: make([]bool, 1), allEnded: make(chan struct{})}
-	b.set(record, seq)
+	if b.set(record, seq); b.isInputGone(time.Now()) {
+		t.Error("a broker may lag behind")
+	}
+	b.noInputSince = time.Now().Add(-inputWait)
 	b.run(ctx, ctx)
 	if got := b.get(); got.Status != store.BatchFailed || got.FailedAt == 0 || got.Errors.Data[0].Code != "input_file_not_found" {
 		t.Errorf("the batch is %+v", got)

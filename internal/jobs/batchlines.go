@@ -3,7 +3,6 @@ package jobs
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -64,29 +63,9 @@ type linePlace struct {
 // errNoInput means that the bytes of an input file are gone.
 var errNoInput = errors.New("the input file was deleted")
 
-// inputFile is an input file that remembers why it cannot be read further.
-type inputFile struct {
-	io.Reader
-
-	failed error
-}
-
-// Read implements io.Reader.
-func (f *inputFile) Read(p []byte) (int, error) {
-	n, err := f.Reader.Read(p)
-	switch {
-	case errors.Is(err, store.ErrNoRecord):
-		f.failed = errNoInput
-	case err != nil && err != io.EOF:
-		f.failed = err
-	}
-	return n, err
-}
-
 // eachRequest passes the requests of an input file, from a place on, to do. A text is valid until do
-// returns; nil is a line that is too long. The error is errNoInput where the file is gone.
-func eachRequest(from io.Reader, at linePlace, do func(at linePlace, text []byte) error) error {
-	file := &inputFile{Reader: from}
+// returns; nil is a line that is too long. The error is errNoInput if the file was deleted.
+func eachRequest(file io.Reader, at linePlace, do func(at linePlace, text []byte) error) error {
 	lines := bufio.NewScanner(file)
 	lines.Buffer(make([]byte, lineBuffer), maxBatchLine)
 	size := 0
@@ -95,8 +74,8 @@ func eachRequest(from io.Reader, at linePlace, do func(at linePlace, text []byte
 		return size, line, err
 	})
 	for lines.Scan() {
-		if file.failed != nil {
-			return file.failed // the last line may be half of one
+		if lines.Err() != nil {
+			break // the file cannot be read further, and the line may be half of one
 		}
 		at.number++
 		if text := bytes.TrimSpace(lines.Bytes()); len(text) > 0 {
@@ -107,11 +86,15 @@ func eachRequest(from io.Reader, at linePlace, do func(at linePlace, text []byte
 		}
 		at.offset += int64(size)
 	}
-	if errors.Is(lines.Err(), bufio.ErrTooLong) {
+	switch err := lines.Err(); {
+	case errors.Is(err, bufio.ErrTooLong):
 		at.number++
 		return do(at, nil)
+	case errors.Is(err, store.ErrNoRecord):
+		return errNoInput
+	default:
+		return err
 	}
-	return cmp.Or(file.failed, lines.Err())
 }
 
 // batchCheck checks the lines of an input file.

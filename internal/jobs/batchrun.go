@@ -49,6 +49,8 @@ type batchRun struct {
 	allEnded          chan struct{}
 	// largest is the size of the largest record of a line, in bytes.
 	largest int64
+	// noInputSince is when the input file was first missing, for run.
+	noInputSince time.Time
 }
 
 func (b *batchRun) get() store.BatchRecord {
@@ -135,8 +137,9 @@ func (b *batchRun) hasEnded(line int) bool {
 // batch expires or is cancelled.
 func (b *batchRun) run(ctx, lines context.Context) {
 	for isLogged := false; ctx.Err() == nil; {
+		began := time.Now()
 		err := b.advance(ctx, lines)
-		if errors.Is(err, errNoInput) {
+		if errors.Is(err, errNoInput) && b.isInputGone(began) {
 			err = b.failWithoutInput(ctx)
 		}
 		if err == nil && b.get().Status.IsEnd() || errors.Is(err, store.ErrNoRecord) || errors.Is(err, store.ErrNotRecord) {
@@ -178,6 +181,15 @@ func (b *batchRun) advance(ctx, lines context.Context) (err error) {
 func (b *batchRun) requests(ctx context.Context, do func(at linePlace, text []byte) error) error {
 	record := b.get()
 	return eachRequest(b.batches.Open(ctx, record.Input, record.InputBytes), linePlace{}, do)
+}
+
+// isInputGone reports whether a batch that was advanced since began, until its input file was missing, fails.
+// One that is in progress waits: a replica of the broker that lags behind lacks bytes that others have.
+func (b *batchRun) isInputGone(began time.Time) bool {
+	if b.noInputSince.IsZero() || time.Since(began) >= inputWait { // it was there meanwhile
+		b.noInputSince = time.Now()
+	}
+	return b.get().Status == store.BatchValidating || time.Since(b.noInputSince) >= inputWait
 }
 
 // failWithoutInput ends a batch whose input file is gone.

@@ -32,6 +32,8 @@ const (
 	batchPause = time.Second
 	countPause = 200 * time.Millisecond
 	sweepPause = 10 * time.Second
+	// inputWait is how long a batch in progress waits for an input file that is missing.
+	inputWait = 5 * time.Minute
 	// clockSlack bounds how far the clocks of gateways and of the broker may differ.
 	clockSlack = time.Minute
 )
