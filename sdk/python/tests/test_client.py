@@ -756,15 +756,16 @@ class BackgroundTest(ClientTest):
         first.cancel()
 
     def test_cancel_ends_a_handshake(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
+        with (
+            mock.patch.object(client.transport, "CONNECT_TIMEOUT", None),
+            socket.create_server(("127.0.0.1", 0)) as server,
+        ):
             pending = client.Mesh(f"https://127.0.0.1:{server.getsockname()[1]}").start("p", x="a")
             connection, _ = server.accept()
             with connection:
                 connection.recv(1)
-                begin = time.monotonic()
                 pending.cancel()
                 self.fails(client.Cancelled, pending.result)
-                self.assertLess(time.monotonic() - begin, 5)
 
     def test_cancel_ends_a_pause(self) -> None:
         gateway = self.gateway(fault("QUEUE_FULL", retry_after_ms=50_000))
@@ -796,6 +797,7 @@ class BackgroundTest(ClientTest):
                 ("DELETE", "/v1/requests/id%2F1", None),
             ],
         )
+        self.assertEqual([a.path.partition("?")[2] for a in gateway.asked[:2]], ["wait=0", "wait=10"])
 
 
 class ManyTest(ClientTest):

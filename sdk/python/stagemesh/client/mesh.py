@@ -230,7 +230,11 @@ class Mesh:
                 fault.key, failures = key or made, failures + 1
                 pause = pause_before(failures, fault)
                 needs_no_key = bool(made) and isinstance(fault, Unimplemented)  # a mesh without a broker has no keys
-                if failures > options.retries or not (fault.retryable or needs_no_key) or pause >= clock.rest():
+                if (
+                    failures > options.retries
+                    or not (fault.retryable or needs_no_key)
+                    or pause >= clock.until_deadline()
+                ):
                     raise
                 may_have_it = isinstance(fault, Disconnected) and fault.sent and plan.inference
                 may_have_it = may_have_it and not key and not plan.stream  # a stream with a key outlives its reader

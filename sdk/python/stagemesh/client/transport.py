@@ -100,7 +100,7 @@ class Interrupt:
         self.check()
 
     @contextlib.contextmanager
-    def make(self, connection: socket.socket) -> Iterator[socket.socket]:
+    def watch_connect(self, connection: socket.socket) -> Iterator[socket.socket]:
         """Watches a connection while it is made, and closes it if that fails."""
         try:
             self.watch(connection)
@@ -124,13 +124,13 @@ class Clock:
         self._seconds = seconds
         self._end = float("inf") if seconds is None else time.monotonic() + seconds
 
-    def rest(self) -> float:
+    def until_deadline(self) -> float:
         """Returns the seconds until the deadline, infinite without one."""
         return self._end - time.monotonic()
 
-    def left(self, most: Optional[float] = None) -> Optional[float]:
-        """Returns the seconds that are left for the answer, at most so many; raises DeadlineExceeded."""
-        left = self.rest() + _GRACE
+    def until_answer(self, most: Optional[float] = None) -> Optional[float]:
+        """Returns the seconds until the deadline and the grace, at most so many; raises DeadlineExceeded."""
+        left = self.until_deadline() + _GRACE
         if left <= 0:
             raise DeadlineExceeded(f"no answer within {self._seconds:.3g} s", reason="DEADLINE_EXCEEDED")
         left = left if most is None else min(left, most)
@@ -206,7 +206,7 @@ class Transport:
         while not entered:
             interrupt.check()
             self._end_dropped()
-            rest = clock.rest()
+            rest = clock.until_deadline()
             if rest <= 0:
                 raise all_in_use(self.endpoint.connections)
             entered = self._room.acquire(timeout=min(rest, _LOOK))
@@ -255,12 +255,12 @@ class Transport:
 
 
 def _connect(e: Endpoint, clock: Clock, interrupt: Interrupt) -> socket.socket:
-    """Returns a connection to the first address that takes one."""
+    """Connects to the first address that accepts; other than the library's own, an Interrupt ends it."""
     failed = OSError("the host has no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(e.host, e.port, 0, socket.SOCK_STREAM):
         try:
-            with interrupt.make(socket.socket(family, kind, protocol)) as connection:
-                connection.settimeout(clock.left(CONNECT_TIMEOUT))
+            with interrupt.watch_connect(socket.socket(family, kind, protocol)) as connection:
+                connection.settimeout(clock.until_answer(CONNECT_TIMEOUT))
                 connection.connect(address)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except OSError as error:
@@ -269,7 +269,7 @@ def _connect(e: Endpoint, clock: Clock, interrupt: Interrupt) -> socket.socket:
         if e.tls is None:
             return connection
         secure = e.tls.wrap_socket(connection, server_hostname=e.host, do_handshake_on_connect=False)
-        with interrupt.make(secure):
+        with interrupt.watch_connect(secure):
             secure.do_handshake()
         return secure
     raise failed
@@ -325,7 +325,7 @@ class _Exchange:
         except (OSError, http.client.HTTPException) as error:
             self._interrupt.check()
             if isinstance(error, socket.timeout):  # TimeoutError since Python 3.10
-                self._clock.left()
+                self._clock.until_answer()
             if isinstance(error, ssl.SSLError) and re.search(_REFUSED, str(error)):
                 raise _no_connection(self._transport.endpoint.url, error) from error
             what = f"the connection to {self._transport.endpoint.url} broke: {str(error) or type(error).__name__}"
@@ -338,19 +338,19 @@ class _Exchange:
         self._socket = connection.sock
         self._interrupt.watch(self._socket)
         headers = {**transport.endpoint.headers, **plan.headers}
-        if plan.inference and clock.rest() < float("inf"):
-            headers["Stagemesh-Timeout"] = str(max(1, int(clock.rest() * 1000)))
+        if plan.inference and clock.until_deadline() < float("inf"):
+            headers["Stagemesh-Timeout"] = str(max(1, int(clock.until_deadline() * 1000)))
         if plan.body or plan.method == "POST":
             headers["Content-Length"] = str(sum(map(len, plan.body)))
         with self._translate():
-            self._socket.settimeout(clock.left())
+            self._socket.settimeout(clock.until_answer())
             connection.putrequest(plan.method, transport.endpoint.prefix + plan.path, skip_accept_encoding=True)
             for name, value in headers.items():
                 connection.putheader(name, value)
             # A gateway may refuse a request before it has all of it; its answer says why.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
                 connection.endheaders(list(plan.body) or None)
-            self._socket.settimeout(clock.left(IDLE_TIMEOUT if plan.stream else None))
+            self._socket.settimeout(clock.until_answer(IDLE_TIMEOUT if plan.stream else None))
             response = self._response = connection.getresponse()
         return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, bytearray())
 
@@ -361,7 +361,7 @@ class _Exchange:
             most = min(most, _FAULT_BYTES)
         while len(reply.body) + (response.length or 0) <= most:
             with self._translate():
-                self._socket.settimeout(self._clock.left())
+                self._socket.settimeout(self._clock.until_answer())
                 piece = response.read1(_PIECE)
                 if not piece and response.length:
                     raise http.client.IncompleteRead(b"", response.length)
@@ -374,7 +374,7 @@ class _Exchange:
         """Returns the next bytes of a stream, empty at its end."""
         with self._translate():
             self._interrupt.check()
-            self._socket.settimeout(self._clock.left(IDLE_TIMEOUT))
+            self._socket.settimeout(self._clock.until_answer(IDLE_TIMEOUT))
             piece: bytes = self._response.read1(_PIECE)
         return piece
 
