@@ -9,7 +9,6 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	meshv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/mesh/v1"
 )
@@ -137,7 +136,7 @@ func PublishHost(ctx context.Context, t Table, current func() *meshv1.HostRecord
 		log = slog.New(slog.DiscardHandler)
 	}
 	first := current()
-	p := &publisher{table: t, current: current, log: log, key: HostKey(first.GetStage(), first.GetHost()), startedAt: first.GetStartedAt()}
+	p := &publisher{table: t, current: current, log: log, key: HostKey(first.GetStage(), first.GetHost())}
 	ticker := time.NewTicker(publishInterval)
 	defer ticker.Stop()
 	for {
@@ -158,8 +157,6 @@ type publisher struct {
 	current func() *meshv1.HostRecord
 	log     *slog.Logger
 	key     Key
-	// startedAt tells this process from others with the same host ID.
-	startedAt *timestamppb.Timestamp
 
 	// written is what the table has, nil while that is unknown, and revision its
 	// revision.
@@ -247,7 +244,7 @@ func (p *publisher) remove(ctx context.Context) error {
 		if errors.Is(err, ErrNotFound) {
 			return nil
 		}
-		if now, err := decodeHost(e); err == nil && !proto.Equal(now.GetStartedAt(), p.startedAt) {
+		if stored, err := decodeHost(e); err == nil && !proto.Equal(stored.GetStartedAt(), p.current().GetStartedAt()) {
 			return nil
 		}
 		if err == nil {

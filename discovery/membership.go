@@ -19,7 +19,7 @@ import (
 const (
 	// deadVisible is how long Hosts returns a host that is no longer alive and publishes nothing.
 	deadVisible = 15 * time.Second
-	// deadKept is how long the record of a host that is not alive is kept, and
+	// deadKept is how long the record of a host that is neither alive nor publishes is kept, and
 	// sweepInterval how often Sweep looks for such records.
 	deadKept      = 30 * time.Second
 	sweepInterval = 5 * time.Second
@@ -54,17 +54,17 @@ type Membership struct {
 type knownHost struct {
 	record   *meshv1.HostRecord
 	revision Revision
-	// deadSince is when the host was first seen not alive, zero while it is alive. changed is when
+	// deadSince is when the host was first seen not alive, zero while it is alive. publishedAt is when
 	// the record last changed, zero for the first one: a host whose health check fails may publish.
-	deadSince, changed time.Time
+	deadSince, publishedAt time.Time
 	// isOld is true for a record that was there before this process, until its host is seen alive or
 	// publishes: the host may have died long ago.
 	isOld bool
 }
 
-// silence returns for how long a host that is not alive has also not published.
-func (h *knownHost) silence(now time.Time) time.Duration {
-	return min(now.Sub(h.deadSince), now.Sub(h.changed))
+// unseenFor returns for how long a host that is not alive has also not published.
+func (h *knownHost) unseenFor(now time.Time) time.Duration {
+	return min(now.Sub(h.deadSince), now.Sub(h.publishedAt))
 }
 
 // NewMembership returns the membership of a mesh. A nil logger discards.
@@ -112,10 +112,10 @@ func (m *Membership) apply(c Change) {
 		if h == nil {
 			h = &knownHost{isOld: c.Reset && len(old) == 0}
 		}
-		if h.record != nil && h.revision != e.Revision {
-			h.changed, h.isOld = time.Now(), false
-		}
 		if h.record == nil || h.revision != e.Revision {
+			if h.record != nil {
+				h.publishedAt, h.isOld = time.Now(), false
+			}
 			h.record, h.revision = m.decode(e), e.Revision
 		}
 		if h.record.GetMesh() != m.mesh {
@@ -193,7 +193,7 @@ func (m *Membership) Hosts() []Host {
 	m.noteDead(now)
 	out := make([]Host, 0, len(m.hosts))
 	for _, h := range m.hosts {
-		if alive := h.deadSince.IsZero(); alive || !m.isLeftover(h) && h.silence(now) < deadVisible {
+		if alive := h.deadSince.IsZero(); alive || !m.isLeftover(h) && h.unseenFor(now) < deadVisible {
 			out = append(out, Host{Record: h.record, Alive: alive})
 		}
 	}
@@ -289,7 +289,7 @@ func (m *Membership) abandoned(now time.Time) map[Key]Revision {
 	m.noteDead(now)
 	out := map[Key]Revision{}
 	for key, h := range m.hosts {
-		if !h.deadSince.IsZero() && h.silence(now) >= deadKept {
+		if !h.deadSince.IsZero() && h.unseenFor(now) >= deadKept {
 			out[key] = h.revision
 		}
 	}

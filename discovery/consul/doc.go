@@ -28,6 +28,6 @@
 // # Errors
 //
 // Answers of Consul without a leader, and missing answers, are
-// discovery.ErrUnavailable. A rejected token is discovery.ErrDenied, and ends watches; so is
-// one whose policy hides a part of an answer. Tokens are in no error and in no log.
+// discovery.ErrUnavailable. A rejected token, and one whose policy hides a part of an answer,
+// are discovery.ErrDenied, which ends watches. Tokens are in no error and in no log.
 package consul

@@ -56,7 +56,7 @@ type announcement struct {
 	instance discovery.Instance
 	id       string
 	report   func(error)
-	// status is what the check begins with.
+	// status is the first status of the check.
 	status string
 
 	// registered is true once the agent has accepted the instance. latest is what report
@@ -141,8 +141,8 @@ func (a *announcement) reportChange(ctx context.Context, err error) {
 	a.report(err)
 }
 
-// remove removes the instance after the context has ended, unless a successor with its ID has
-// another address or other Meta.
+// remove deregisters the instance after the context has ended. A successor with its ID, which has
+// another address or other metadata, stays.
 func (a *announcement) remove(ctx context.Context) error {
 	if !a.registered {
 		return nil
@@ -150,8 +150,8 @@ func (a *announcement) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)
 	defer cancel()
 	agent, q := a.registry.client.Agent(), a.registry.options(ctx)
-	now, _, err := agent.Service(a.id, q)
-	if err == nil && (addressOf(now) != a.instance.Address || !maps.Equal(now.Meta, a.instance.Meta)) {
+	stored, _, err := agent.Service(a.id, q)
+	if err == nil && (addressOf(stored) != a.instance.Address || !maps.Equal(stored.Meta, a.instance.Meta)) {
 		return nil
 	}
 	if err := agent.ServiceDeregisterOpts(a.id, q); err != nil {
