@@ -256,7 +256,7 @@ func TestLostQueueFreesTheKey(t *testing.T) {
 	b.bounce()
 	b.answerAll()
 	got := testbed.Receive(t, "end of the second", second)
-	if f := fault.From(got.err); got.err != nil && (f.Reason == fault.NoCapacity || f.Reason == fault.BrokerUnavailable) {
+	if f := fault.From(got.err); got.err != nil && (f.Reason == fault.NoCapacity || f.Reason == fault.BrokerUnavailable || f.Reason == fault.QueueLost) {
 		// It was made before there was a queue, or a connected host, again; then it may come again.
 		testbed.Eventually(t, "the pipeline is ready", func() bool { return b.service.PipelineReady(t.Context(), whole, true) == nil })
 		second = infer(t.Context(), b.service, r)

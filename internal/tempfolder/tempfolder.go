@@ -26,8 +26,8 @@ const (
 	lockName = "host.lock"
 	// lockGrace is how long a process takes, at most, until its folder has the file.
 	lockGrace = time.Minute
-	// keepEvery is how often the file is touched.
-	keepEvery = time.Hour
+	// touchInterval is how often the file is touched.
+	touchInterval = time.Hour
 )
 
 // Folder is a folder of this process.
@@ -35,9 +35,9 @@ type Folder struct {
 	// Path is where it is.
 	Path string
 
-	mu   sync.Mutex
-	lock *os.File
-	keep *time.Timer
+	mu    sync.Mutex
+	lock  *os.File
+	timer *time.Timer
 }
 
 // Open makes a folder in another, whose name begins with the prefix. It removes folders of the same
@@ -62,7 +62,7 @@ func Open(in, prefix string, left func(path string)) (*Folder, error) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.keep = time.AfterFunc(keepEvery, f.keepOn)
+	f.timer = time.AfterFunc(touchInterval, f.touch)
 	return f, nil
 }
 
@@ -90,13 +90,13 @@ func (f *Folder) Restore() error {
 	return err
 }
 
-// keepOn restores the folder every hour until it is removed.
-func (f *Folder) keepOn() {
+// touch restores the folder, and starts the timer again, until the folder is removed.
+func (f *Folder) touch() {
 	_ = f.Restore() // or in an hour
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.lock != nil {
-		f.keep.Reset(keepEvery)
+		f.timer.Reset(touchInterval)
 	}
 }
 
@@ -104,8 +104,8 @@ func (f *Folder) keepOn() {
 func (f *Folder) Remove() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.keep != nil {
-		f.keep.Stop()
+	if f.timer != nil {
+		f.timer.Stop()
 	}
 	err := os.RemoveAll(f.Path)
 	if f.lock != nil {

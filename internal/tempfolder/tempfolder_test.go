@@ -102,7 +102,7 @@ func TestFolderIsKeptFromCleaners(t *testing.T) {
 		}
 		lock := filepath.Join(f.Path, "host.lock")
 		for range 2 {
-			<-time.After(30 * time.Minute)
+			<-time.After(20 * time.Minute)
 			if err := os.RemoveAll(f.Path); err != nil {
 				t.Fatal(err)
 			}

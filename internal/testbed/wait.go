@@ -58,7 +58,7 @@ func (e testsThenEnd) Run() int {
 
 // Patience bounds how long a test waits for an event. It is far longer than any event
 // takes, so a slow machine fails no test.
-const Patience = 30 * time.Second
+const Patience = time.Minute
 
 const pollEvery = 2 * time.Millisecond
 
