@@ -55,7 +55,7 @@ func (h *Host) drain(l *item.Loop) bool {
 	return true
 }
 
-// kill ends what the runner does, if that can be ended from outside.
+// kill kills what runs, and reports whether the runner is a runner.Killer.
 func (h *Host) kill() bool {
 	r, ok := h.settings.Runner.(runner.Killer)
 	if ok {

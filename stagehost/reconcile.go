@@ -259,7 +259,7 @@ func (h *Host) stopAnswers(of *func() error) {
 	*of = nil
 }
 
-// stopAlive ends the answers that the host serves its queues.
+// stopAlive stops telling others that the host serves its queues.
 func (h *Host) stopAlive() {
 	for _, q := range h.pulled {
 		h.stopAnswers(&q.alive)

@@ -212,8 +212,8 @@ func (i *idempotent) run(ctx context.Context, record store.KeyRecord) (*request.
 // others: it was never queued, or it ended without a binding answer. A request
 // outlives a caller that left, a gateway that stops, and a store that is full for a while.
 func (x *call) freesKey(f *fault.Fault) bool {
-	isLeft := f.Reason == fault.Cancelled && !x.isCancelled() || f.Reason == fault.ShuttingDown || f.Reason == fault.StoreFull
-	isLeft = isLeft && !x.progress.isFinal
+	isLeft := !x.progress.isFinal &&
+		(f.Reason == fault.Cancelled && !x.isCancelled() || f.Reason == fault.ShuttingDown || f.Reason == fault.StoreFull)
 	if !isBinding(f) && !isLeft {
 		return true
 	}

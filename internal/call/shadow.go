@@ -45,7 +45,7 @@ func (s *Service) startShadow(x *call, of *route.Shadow, answer *request.Respons
 	stepModels[of.Step] = payload.ModelRef{Model: string(of.Model)}
 	again.Steps, again.Timeout = steps, x.env.Deadline.Sub(x.env.AdmittedAt)
 	again.IdempotencyKey, again.Durability, again.Priority = "", pipeline.Memory, -1
-	again.ID, again.StoreResult, again.LossyChunks = "", false, false // those of an attempt of a job
+	again.ID, again.StoreResult, again.LossyChunks = "", false, false // an attempt of a job has them
 	tenant, size, result := x.env.Tenant, int64(payload.Size(again.Inputs)+2*payload.Size(answer.Outputs)), "dropped"
 	if s.shadowBytes.Reserve(tenant, size) == nil {
 		if s.shadows.start(func(ctx context.Context) {

@@ -119,10 +119,10 @@ func (r *Registry) trySet(ctx context.Context, in AliasChange, isWritten *bool) 
 	if err != nil {
 		return nil, err
 	}
-	if after == before {
-		return before, r.checkModels(ctx, in, in.AutoDelete)
-	}
 	missing := r.checkModels(ctx, in, in.AutoDelete)
+	if after == before {
+		return before, missing
+	}
 	if missing == nil && !in.Force && r.hasFewer(in.Route, before.Active) {
 		r.deleteUnused(ctx, before.Target)
 		return after, nil

@@ -195,8 +195,8 @@ type State struct {
 	PerHost float64 `json:"per_host"`
 	// Peaks are the needs within StableWindow that no later one exceeds.
 	Peaks []peak `json:"peaks"`
-	// Asked is since when more hosts are wanted than ready, MostReady how many were at most since then.
-	// Startup is how long the last ones took.
+	// Asked is since when more hosts are wanted than ready, MostReady how many were ready at most since
+	// then, Startup how long the last further host took.
 	Asked     time.Time     `json:"asked"`
 	MostReady int           `json:"most_ready"`
 	Startup   time.Duration `json:"startup"`
@@ -245,7 +245,7 @@ func (s State) Next(o Observation, t Target, b Bounds) State {
 		next.Polls = nil
 	}
 	next.observe(s, o)
-	if !s.Asked.IsZero() && o.Ready > s.MostReady {
+	if !s.Asked.IsZero() && o.Ready > max(s.MostReady, s.Ready) { // another version writes states without MostReady
 		next.Startup = min(o.At.Sub(s.Asked), maxStartup)
 	}
 	next.MostReady = max(s.MostReady, o.Ready)

@@ -118,7 +118,7 @@ func (it *Item) HasRun() bool { return it.run != nil }
 // SetInputs takes the inputs of an item as its model takes them.
 func (it *Item) SetInputs(in Inputs) { it.Inputs = in }
 
-// Release has the item count no more for the host's bound, but in Released.
+// Release has the item count no more for max_in_flight, but in WaitedItems.
 func (l *Loop) Release(it *Item) {
 	if !it.isReleased && it.direct == nil {
 		it.isReleased = true
@@ -127,9 +127,9 @@ func (l *Loop) Release(it *Item) {
 	}
 }
 
-// Released counts the items here that count no more for the host's bound, the given one aside.
-func (l *Loop) Released(but *Item) int {
-	if but.isReleased {
+// WaitedItems returns how many items here, but for one, count no more for max_in_flight.
+func (l *Loop) WaitedItems(except *Item) int {
+	if except.isReleased {
 		return l.ledger.released - 1
 	}
 	return l.ledger.released

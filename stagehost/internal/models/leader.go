@@ -223,9 +223,9 @@ func (l *Leader) switchAlias(ctx context.Context, alias *meshv1.Alias) (isSwitch
 	return err == nil
 }
 
-// aliveHosts returns the hosts of the stage that are alive, true for those that pull, and which of
-// these joined first, of those that do not leave. One that is not ready pulls nothing; where no host is
-// ready that stays, all count alike.
+// aliveHosts returns the hosts of the stage that are alive, each with whether it pulls, and the leader:
+// the host that started first of those that pull and do not leave. A host that is not ready does not pull;
+// if no host that stays is ready, all count as pulling.
 func (ms *Models) aliveHosts() (alive map[pipeline.HostID]bool, leader pipeline.HostID) {
 	alive = map[pipeline.HostID]bool{}
 	var hosts []*meshv1.HostRecord

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// MaxWaiting bounds the items here that have waited for models, beside the host's bound, and
-	// maxWaitingBytes those that wait still.
+	// MaxWaiting bounds the items here that wait or have waited for models, beside max_in_flight;
+	// maxWaitingBytes bounds the bytes of those that wait.
 	MaxWaiting      = 1024
 	maxWaitingBytes = 64 << 20
 	// An item that waits gets its answer so long before its deadline.
@@ -167,7 +167,7 @@ func (s *set) wait(it *item.Item) bool {
 	if it.IsWaiting {
 		return true
 	}
-	if n := s.loop.Released(it); n >= MaxWaiting || s.waitingBytes+int64(it.Bytes()) > maxWaitingBytes {
+	if n := s.loop.WaitedItems(it); n >= MaxWaiting || s.waitingBytes+int64(it.Bytes()) > maxWaitingBytes {
 		s.loop.Overflow(it, fault.Newf(fault.Overloaded, "%d requests on this host wait for models, or have waited", n).WithRetryAfter(time.Second))
 		return false
 	}

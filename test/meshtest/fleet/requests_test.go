@@ -251,7 +251,7 @@ func TestOverloadKeepsGoodput(t *testing.T) {
 	refusal := quantile(refusals, .5)
 	decision := quantile(r.times(func(a answer) time.Duration { return a.decision }, "OVERLOADED", "QUEUE_FULL"), .99)
 	t.Logf("%d were refused: half of them within %s, 99%% within %s in the gateway", len(refusals), refusal, decision)
-	// They wait for no batch. The bench has the goal in milliseconds, of a machine that does nothing else.
+	// A refusal waits for no batch. The benchmarks measure its milliseconds on an idle machine.
 	if len(refusals) == 0 || refusal >= batch || decision >= batch {
 		t.Errorf("%d refusals: half took more than %s, one in a hundred more than %s in the gateway", len(refusals), refusal, decision)
 	}
