@@ -51,8 +51,8 @@ var composeText string
 
 var composeTemplate = template.Must(template.New("compose").Parse(composeText))
 
-// stopTime is what the end of a process takes after its drain.
-const stopTime = 10 * time.Second
+// stopTime is what the end of a process takes after its drain: stop_limit of a worker, and ten seconds.
+const stopTime = 15 * time.Second
 
 // composeService is a service that runs a part of the mesh.
 type composeService struct {
