@@ -232,6 +232,20 @@ func TestExampleOfSecretsIsMounted(t *testing.T) {
 	}
 }
 
+// Numbers of values arrive as floats.
+func TestMemoryMayBeANumber(t *testing.T) {
+	t.Parallel()
+	all, err := render(t, stages+trusting+"stages: {a: {resources: {limits: {memory: 1073741824}}}}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range all {
+		if m.kind == "Deployment" && strings.HasSuffix(m.name, "-stage-a") && !strings.Contains(m.text, `{name: GOMEMLIMIT, value: "966367642"}`) {
+			t.Errorf("%s has no nine tenths of 1 GiB:\n%s", m.name, m.text)
+		}
+	}
+}
+
 func TestMistakesNameTheirValue(t *testing.T) {
 	t.Parallel()
 	for name, row := range map[string]struct{ values, want string }{
@@ -240,8 +254,12 @@ func TestMistakesNameTheirValue(t *testing.T) {
 		"unknown stage":                {stages + trusting + "stages: {c: {replicas: 2}}", "stages.c: the mesh file has no such stage, only a, b"},
 		"two scalers":                  {stages + trusting + "stages: {a: {keda: {maxReplicas: 2}, hpa: {maxReplicas: 2}}}", "stages.a has both keda and hpa"},
 		"KEDA without its API":         {stages + trusting + "stages: {a: {keda: {maxReplicas: 2}}}", "stages.a.keda: the cluster has no keda.sh/v1alpha1"},
-		"grace period below the drain": {stages + "insecure: true", "stages.b.terminationGracePeriodSeconds is 45, and a drain takes up to 90 s by the mesh file"},
-		"grace period below the delay": {strings.NewReplacer("gateway: {", "gateway: {drain_delay: 20s, ", "1m30s", "10s").Replace(stages) + "insecure: true", "gateway.terminationGracePeriodSeconds is 45, and a drain takes up to 50 s by the mesh file"},
+		"grace period below the drain": {stages + "insecure: true", "stages.b.terminationGracePeriodSeconds is 75, and a stop takes up to 105 s by the mesh file"},
+		"grace period below the delay": {strings.NewReplacer("gateway: {", "gateway: {drain_delay: 40s, ", "1m30s", "10s").Replace(stages) + "insecure: true", "gateway.terminationGracePeriodSeconds is 75, and a stop takes up to 85 s by the mesh file"},
+		"grace period of models":       {models + "insecure: true\ndefaults: {terminationGracePeriodSeconds: 59}", "stages.network.terminationGracePeriodSeconds is 59, and a stop takes up to 60 s by the mesh file"},
+		"autoscaler without numbers":   {strings.Replace(stages, "scaler: {listen: \"0.0.0.0:9081\"}, ", "", 1) + trusting + "stages: {a: {hpa: {maxReplicas: 2}}}", "stages.a.hpa: gateways want hosts only with gateway.scaler"},
+		"gateways that scale":          {stages + trusting + "gateway: {hpa: {maxReplicas: 2}}", "at '/gateway/hpa'"},
+		"memory in powers":             {stages + trusting + "stages: {a: {resources: {limits: {memory: \"1e9\"}}}}", "limits.memory: 1e9 is no quantity"},
 		"no tokens":                    {stages, "mesh: gateway.token_file is required, or insecure: true in the values"},
 		"unknown value":                {stages + trusting + "replicas: 2", "additional properties 'replicas' not allowed"},
 		"target without unit":          {stages + trusting + "stages: {a: {keda: {maxReplicas: 2, target: 200ms}}}", "at '/stages/a/keda/target': '200ms' does not match pattern"},

@@ -54,10 +54,11 @@ app.kubernetes.io/component: {{ .part }}
 
 {{/* The memory limit as Go reads it, less a tenth for what Go does not count. */}}
 {{- define "stagemesh.gomemlimit" -}}
-{{- $n := regexFind "^[0-9.]+" (toString .) | float64 -}}
-{{- $unit := regexFind "[A-Za-z]*$" (toString .) -}}
+{{- $quantity := ternary . (printf "%.0f" (float64 .)) (kindIs "string" .) -}}
+{{- $n := regexFind "^[0-9.]+" $quantity | float64 -}}
+{{- $unit := regexReplaceAll "^[0-9.]+" $quantity "" -}}
 {{- $factors := dict "" 1.0 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "k" 1000.0 "M" 1000000.0 "G" 1000000000.0 "T" 1000000000000.0 -}}
-{{- if not (hasKey $factors $unit) -}}{{- fail (printf "limits.memory: %s is no quantity with Ki, Mi, Gi, Ti, k, M, G or T" (toString .)) -}}{{- end -}}
+{{- if not (hasKey $factors $unit) -}}{{- fail (printf "limits.memory: %s is no quantity with Ki, Mi, Gi, Ti, k, M, G or T" $quantity) -}}{{- end -}}
 {{- printf "%.0f" (mulf $n (get $factors $unit) 0.9) -}}
 {{- end -}}
 
@@ -67,8 +68,10 @@ app.kubernetes.io/component: {{ .part }}
 {{- $s := include "stagemesh.settings" . | fromYaml -}}
 {{- $image := mergeOverwrite (deepCopy $root.Values.image) (deepCopy $s.image) -}}
 {{- $drain := include "stagemesh.seconds" (.drain | default "30s") | int -}}
-{{- if le (int $s.terminationGracePeriodSeconds) $drain -}}
-{{- fail (printf "%s.terminationGracePeriodSeconds is %d, and a drain takes up to %d s by the mesh file: give more" .where (int $s.terminationGracePeriodSeconds) $drain) -}}
+{{- /* Models move to other hosts before; stop_limit of a worker and what comes after take the rest. */ -}}
+{{- $stop := add (ternary (ceil (mulf $drain 1.5)) $drain (default false .movesModels) | int) 15 -}}
+{{- if lt (int $s.terminationGracePeriodSeconds) $stop -}}
+{{- fail (printf "%s.terminationGracePeriodSeconds is %d, and a stop takes up to %d s by the mesh file: give that" .where (int $s.terminationGracePeriodSeconds) $stop) -}}
 {{- end -}}
 apiVersion: apps/v1
 kind: Deployment
@@ -82,6 +85,7 @@ spec:
   replicas: {{ $s.replicas }}
   {{- end }}
   revisionHistoryLimit: 3
+  progressDeadlineSeconds: {{ add (int $s.startupSeconds) 300 }}
   strategy:
     rollingUpdate: {maxUnavailable: 0, maxSurge: 1}
   selector:
@@ -107,7 +111,7 @@ spec:
         runAsGroup: 65532
         fsGroup: 65532
         seccompProfile: {type: RuntimeDefault}
-      {{- with $root.Values.image.pullSecrets }}
+      {{- with $image.pullSecrets }}
       imagePullSecrets: {{ toYaml . | nindent 8 }}
       {{- end }}
       {{- with $s.priorityClassName }}
