@@ -402,11 +402,13 @@ func (r *Runner) Size(ctx context.Context, m model.Model) (model.Size, error) {
 
 // do runs the items of a batch at once, as soon as the server is ready.
 func (r *Runner) do(ctx context.Context, batch runner.Batch, sink runner.Sink) error {
-	bounded, end := context.WithTimeout(ctx, readyLimit)
-	isReady := r.await(bounded, true)
-	end()
-	if !isReady {
-		return cmp.Or(r.checkReady(), runner.ErrNotStarted)
+	if err := r.checkReady(); err != nil {
+		bounded, end := context.WithTimeout(ctx, readyLimit)
+		isReady := r.await(bounded, true)
+		end()
+		if !isReady {
+			return err
+		}
 	}
 	var items errgroup.Group
 	for i, item := range batch.Items {
