@@ -328,23 +328,6 @@ func TestEverySlotIsReleased(t *testing.T) {
 	b.host(&late{Runner: batches(nil), left: lateSlots}, maxSize(1)).stop()
 }
 
-// expiring is a context whose deadline passes when done is closed.
-type expiring struct {
-	context.Context
-	done chan struct{}
-}
-
-func (e expiring) Done() <-chan struct{} { return e.done }
-
-func (e expiring) Err() error {
-	select {
-	case <-e.done:
-		return context.DeadlineExceeded
-	default:
-		return nil
-	}
-}
-
 func TestDrainAtADeadlineIsClean(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -355,10 +338,11 @@ func TestDrainAtADeadlineIsClean(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, ended := expiring{context.Background(), make(chan struct{})}, make(chan error, 1)
+	ctx, expire := testbed.ExpiringContext(context.Background())
+	ended := make(chan error, 1)
 	go func() { ended <- made.Run(ctx) }()
 	b.waitReady(&host{Host: made})
-	close(ctx.done)
+	expire()
 	if err := testbed.Receive(t, "end of the host", ended); err != nil {
 		t.Errorf("the host says %v", err)
 	}

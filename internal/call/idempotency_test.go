@@ -313,33 +313,16 @@ func TestFollowerThatLeavesAffectsNoOther(t *testing.T) {
 	if id := fails(t, leaver, fault.Cancelled); id != string(item.env.RequestID) {
 		t.Errorf("the failure of request %s", id)
 	}
-	late := expiring{t.Context(), make(chan struct{})}
+	late, expire := testbed.ExpiringContext(t.Context())
 	short := infer(late, b.service, withKey("key", "it"))
 	testbed.Eventually(t, "a third waits", func() bool { return counts.Of(outcome("follower")) == 3 })
-	close(late.expired)
+	expire()
 	if id := fails(t, short, fault.DeadlineExceeded); id != string(item.env.RequestID) {
 		t.Errorf("the failure of request %s", id)
 	}
 	b.finish(item, did(item.env))
 	answers(t, first, "did it")
 	answers(t, stays, "did it")
-}
-
-// expiring is a context whose deadline passes when the channel is closed.
-type expiring struct {
-	context.Context
-	expired chan struct{}
-}
-
-func (c expiring) Done() <-chan struct{} { return c.expired }
-
-func (c expiring) Err() error {
-	select {
-	case <-c.expired:
-		return context.DeadlineExceeded
-	default:
-		return nil
-	}
 }
 
 func TestDurableRequestWithAKeySurvivesTheBroker(t *testing.T) {

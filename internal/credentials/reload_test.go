@@ -20,18 +20,23 @@ func replace(t *testing.T, path, text string) {
 	}
 }
 
-func TestTokensAreReplacedWithoutARestart(t *testing.T) {
-	t.Parallel()
-	path := testbed.SecretFile(t, "open-sesame one\n")
-	log := &testbed.Log{}
+// tokenFile returns a file with the token open-sesame, its log, and what says which tokens are accepted.
+func tokenFile(t *testing.T) (path string, log *testbed.Log, accepts func(token string) bool) {
+	t.Helper()
+	path, log = testbed.SecretFile(t, "open-sesame one\n"), &testbed.Log{}
 	tokens, err := credentials.ReadTokens(path, slog.New(slog.NewTextHandler(log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	accepts := func(token string) bool {
+	return path, log, func(token string) bool {
 		_, ok := tokens.Holder(token)
 		return ok
 	}
+}
+
+func TestTokensAreReplacedWithoutARestart(t *testing.T) {
+	t.Parallel()
+	path, log, accepts := tokenFile(t)
 	if !accepts("open-sesame") || accepts("open-simsim") {
 		t.Fatal("the tokens are not those of the file")
 	}
@@ -52,16 +57,7 @@ func TestTokensAreReplacedWithoutARestart(t *testing.T) {
 // A change of the owner of a file leaves its size and time.
 func TestUnreadableTokensAreTriedAgain(t *testing.T) {
 	t.Parallel()
-	path := testbed.SecretFile(t, "open-sesame one\n")
-	log := &testbed.Log{}
-	tokens, err := credentials.ReadTokens(path, slog.New(slog.NewTextHandler(log, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	holds := func(token string) bool {
-		_, ok := tokens.Holder(token)
-		return ok
-	}
+	path, log, accepts := tokenFile(t)
 	good, at := "open-simsim two\n", time.Unix(1000, 0)
 	set := func(text string) {
 		t.Helper()
@@ -71,9 +67,11 @@ func TestUnreadableTokensAreTriedAgain(t *testing.T) {
 		}
 	}
 	set(strings.Repeat("\n", len(good)))
-	testbed.Eventually(t, "a bad file is logged", func() bool { return holds("open-sesame") && strings.Contains(log.String(), "there is no token in it") })
+	testbed.Eventually(t, "a bad file is logged", func() bool {
+		return accepts("open-sesame") && strings.Contains(log.String(), "there is no token in it")
+	})
 	set(good)
-	testbed.Eventually(t, "the file is read", func() bool { return holds("open-simsim") })
+	testbed.Eventually(t, "the file is read", func() bool { return accepts("open-simsim") })
 	if n := strings.Count(log.String(), "there is no token in it"); n != 1 {
 		t.Errorf("it was logged %d times", n)
 	}

@@ -132,3 +132,27 @@ func Allocated(f func()) uint64 {
 	runtime.ReadMemStats(&after)
 	return after.TotalAlloc - before.TotalAlloc
 }
+
+// ExpiringContext returns a context whose deadline passes with the call of expire.
+func ExpiringContext(parent context.Context) (ctx context.Context, expire func()) {
+	c := expiring{parent, make(chan struct{})}
+	return c, func() { close(c.expired) }
+}
+
+type expiring struct {
+	context.Context
+	expired chan struct{}
+}
+
+// Done implements context.Context.
+func (c expiring) Done() <-chan struct{} { return c.expired }
+
+// Err implements context.Context.
+func (c expiring) Err() error {
+	select {
+	case <-c.expired:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
