@@ -212,8 +212,6 @@ func (b *batchRun) validate(ctx context.Context) error {
 	check := batchCheck{endpoint: b.get().Endpoint, seen: map[[16]byte]struct{}{}}
 	err := b.requests(ctx, check.add)
 	switch {
-	case errors.Is(err, errNoInput):
-		return err
 	case err != nil && !errors.Is(err, errBadBatch):
 		return err
 	case check.requests == 0:

@@ -159,7 +159,7 @@ func (s *Runs) read(ctx context.Context, subject string) ([]envelope.RunRecord, 
 	return runs, msg.Seq, err
 }
 
-// EndRun deletes the records of the item's current step, but for those of crashes that still count.
+// EndRun deletes the records of the item's current step, except for crashes, which still count.
 func (s *Runs) EndRun(ctx context.Context, item *envelope.Envelope, crashes []envelope.RunRecord) error {
 	subject := s.bus.RunRecordSubject(item.ExecutionID, item.Position)
 	if len(crashes) > 0 {

@@ -108,11 +108,11 @@ func (l *Loop) nak(it *Item) {
 		return
 	}
 	it.span().AddEvent("returned")
-	l.settleWith(it, func(d bus.Delivery) error { return it.nakUncrashed(d, 0) }, queued, running, sending)
+	l.settleWith(it, func(d bus.Delivery) error { return it.nakUnlessCrashed(d, 0) }, queued, running, sending)
 }
 
-// nakUncrashed naks a delivery of the item, unless its run crashed.
-func (it *Item) nakUncrashed(d bus.Delivery, delay time.Duration) error {
+// nakUnlessCrashed naks a delivery of the item, unless its run crashed.
+func (it *Item) nakUnlessCrashed(d bus.Delivery, delay time.Duration) error {
 	if it.crashes > 0 {
 		return nil
 	}
