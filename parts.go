@@ -43,7 +43,7 @@ func (m *Mesh) assemble() (p *parts, err error) {
 	var order []process.Part
 	if m.settings.NATS.URL == "" && m.loopback == nil {
 		p.broker = newBroker(m.settings.NATS, m.reserve(), m.settings.Logger)
-		if err := p.broker.store.report(m.settings.Meter); err != nil {
+		if err := p.broker.store.report(&m.meter); err != nil {
 			return nil, err
 		}
 		order = append(order, process.Part{Name: "broker", Run: p.broker.run, Ready: p.broker.waitReady})
@@ -77,7 +77,7 @@ func (m *Mesh) assemble() (p *parts, err error) {
 		p.hosts = append(p.hosts, hosts...)
 	}
 	if !m.settings.NoGateway {
-		if p.gateway, err = m.newGateway(to, p.registry.Gateway(models), hostsHere{p}); err != nil {
+		if p.gateway, err = m.newGateway(to, p.registry.Gateway(models), hostsHere{p}, &m.meter); err != nil {
 			return nil, err
 		}
 		if err := p.gateway.ReadFiles(); err != nil {
@@ -92,7 +92,7 @@ func (m *Mesh) assemble() (p *parts, err error) {
 	}
 	if m.settings.Dispatcher && p.gateway != nil {
 		if p.dispatcher, err = dispatch.New(dispatch.Settings{
-			Config: m.settings.Jobs, Mesh: m.settings.Mesh, Bus: to, DeadLetters: m.settings.DeadLetters, Logger: m.settings.Logger, Meter: m.settings.Meter,
+			Config: m.settings.Jobs, Mesh: m.settings.Mesh, Bus: to, DeadLetters: m.settings.DeadLetters, Logger: m.settings.Logger, Meter: &m.meter,
 			Target: func(dispatch.PoolConfig) dispatch.Target { return meshTarget{p.gateway} },
 			Gates:  m.settings.Gates, Stages: meshTarget{p.gateway}.stages, ReadyHosts: meshTarget{p.gateway}.readyHosts, ReadyInstances: p.registry.Passing,
 		}); err != nil {
@@ -180,7 +180,7 @@ func (m *Mesh) hostsOf(s Stage, to bus.Settings, known *stagehost.Registry) ([]*
 		settings.Advertise = m.settings.Advertise
 		settings.Host = cmp.Or(s.Host, pipeline.HostID(newID()))
 		settings.Results, settings.DeadLetters = m.settings.Results, m.settings.DeadLetters
-		settings.Bus, settings.Logger, settings.Meter, settings.Registry = to, m.settings.Logger, m.settings.Meter, known
+		settings.Bus, settings.Logger, settings.Meter, settings.Registry = to, m.settings.Logger, &m.meter, known
 		settings.Tracer = m.tracer(string(s.Name), string(settings.Host))
 		if i > 0 {
 			settings.Listen = ""
@@ -213,7 +213,7 @@ func (hostsHere) Loaded(context.Context) error { return nil }
 func (hostsHere) Stale() (time.Time, error)    { return time.Time{}, nil }
 func (hostsHere) Changed() <-chan struct{}     { return nil }
 
-func (m *Mesh) newGateway(to bus.Settings, known *gateway.Registry, here gateway.Members) (*gateway.Gateway, error) {
+func (m *Mesh) newGateway(to bus.Settings, known *gateway.Registry, here gateway.Members, meter metric.Meter) (*gateway.Gateway, error) {
 	s := m.settings.Gateway
 	if m.loopback != nil {
 		s.Members = here
@@ -222,7 +222,7 @@ func (m *Mesh) newGateway(to bus.Settings, known *gateway.Registry, here gateway
 	s.Version, s.Operations = m.settings.Version, m.settings.Operations
 	s.Call.Mesh, s.Call.Gateway = m.settings.Mesh, pipeline.GatewayID(newID())
 	s.Call.Results, s.Call.Idempotency = m.settings.Results, m.settings.Idempotency
-	s.Call.Logger, s.Call.Meter = m.settings.Logger, m.settings.Meter
+	s.Call.Logger, s.Call.Meter = m.settings.Logger, meter
 	s.Call.Tracer = m.tracer("gateway", string(s.Call.Gateway))
 	return gateway.New(s)
 }

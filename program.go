@@ -211,7 +211,7 @@ func (p Program) Run(ctx context.Context) error {
 	}
 	return program.Run(ctx, ops, func(ctx context.Context, port *program.Port) error {
 		m.metrics = port.Metrics
-		m.settings.Meter, m.settings.Operations = port.Meter(), config.Advertised(port.Addr().String(), p.Advertise)
+		m.meter.Meter, m.settings.Operations = port.Meter(), config.Advertised(port.Addr().String(), p.Advertise)
 		m.settings.TracerProvider = port.TracerProvider()
 		port.Watch(func() (string, error) { return m.remarks(), m.Ready() })
 		port.WatchStore(m.StoreReady)

@@ -169,6 +169,9 @@ type Mesh struct {
 	metrics func() (families []byte, err error)
 
 	begun atomic.Bool
+	// started is true once Start has returned nil.
+	started atomic.Bool
+	meter   callbacks
 	// jobs is held while SetJobs replaces them.
 	jobs sync.Mutex
 	// parts is nil before the start.
@@ -197,7 +200,7 @@ func New(s Settings) (*Mesh, error) {
 	if s.Meter == nil {
 		s.Meter = noop.Meter{}
 	}
-	return &Mesh{settings: s}, nil
+	return &Mesh{settings: s, meter: callbacks{Meter: s.Meter}}, nil
 }
 
 // AddStage adds a stage before the start.
@@ -256,7 +259,7 @@ func (m *Mesh) Validate() error {
 	if m.settings.NoGateway {
 		return nil
 	}
-	_, err := m.newGateway(bus.Settings{}, nil, nil)
+	_, err := m.newGateway(bus.Settings{}, nil, nil, noop.Meter{})
 	return err
 }
 
@@ -268,11 +271,15 @@ func (m *Mesh) Start(ctx context.Context) error {
 		return ErrStarted
 	}
 	p, err := m.assemble()
-	if err != nil {
-		return err
+	if err == nil {
+		m.parts.Store(p)
+		err = p.group.Start(ctx)
 	}
-	m.parts.Store(p)
-	return p.group.Start(ctx)
+	if err != nil {
+		m.meter.unregister()
+	}
+	m.started.Store(err == nil)
+	return err
 }
 
 // WithTenant returns a context whose calls are of a tenant, a name as stages have: it sees the
@@ -401,11 +408,11 @@ func (m *Mesh) gatewayURL(of func(*gateway.Gateway) string) string {
 	return ""
 }
 
-// Stages describes the hosts that run in this process; there are none before the
-// start.
+// Stages describes the hosts that run in this process; there are none before Start has
+// returned.
 func (m *Mesh) Stages() []stagehost.Description {
 	p := m.parts.Load()
-	if p == nil {
+	if !m.started.Load() {
 		return nil
 	}
 	out := make([]stagehost.Description, len(p.hosts))
@@ -532,6 +539,9 @@ func (m *Mesh) Stop() error {
 	if p == nil {
 		return nil
 	}
-	m.stop.Do(func() { m.left = p.group.Stop() })
+	m.stop.Do(func() {
+		m.left = p.group.Stop()
+		m.meter.unregister()
+	})
 	return m.left
 }

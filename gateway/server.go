@@ -168,17 +168,17 @@ func (g *Gateway) reportConnections() error {
 	if m == nil {
 		return nil
 	}
-	_, err := m.Int64ObservableGauge("stagemesh.gateway.connections", metric.WithDescription("Connections to the ports for callers."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			o.Observe(g.connections.Count())
-			return nil
-		}))
-	_, derr := m.Int64ObservableCounter("stagemesh.gateway.dropped_connections", metric.WithDescription("Connections without an admitted request that were ended because others came."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			o.Observe(g.connections.Dropped())
-			return nil
-		}))
-	return errors.Join(err, derr)
+	count, err1 := m.Int64ObservableGauge("stagemesh.gateway.connections", metric.WithDescription("Connections to the ports for callers."))
+	dropped, err2 := m.Int64ObservableCounter("stagemesh.gateway.dropped_connections", metric.WithDescription("Connections without an admitted request that were ended because others came."))
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	_, err := m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		o.ObserveInt64(count, g.connections.Count())
+		o.ObserveInt64(dropped, g.connections.Dropped())
+		return nil
+	}, count, dropped)
+	return err
 }
 
 // listen opens a port, whose address is the value of that key. Without an address there is none.

@@ -81,12 +81,12 @@ func (a *averages) stepDuration(name pipeline.Name, step pipeline.StepName) time
 }
 
 // report reports the items of maps.
-func (a *averages) report(o metric.Float64Observer) {
+func (a *averages) report(o metric.Observer, items metric.Float64Observable) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for name, one := range a.pipelines {
 		for path, n := range one.items {
-			o.Observe(n, metric.WithAttributes(attribute.String("pipeline", string(name)), attribute.String("map", path)))
+			o.ObserveFloat64(items, n, metric.WithAttributes(attribute.String("pipeline", string(name)), attribute.String("map", path)))
 		}
 	}
 }

@@ -38,13 +38,10 @@ func newMetrics(s *Service) (*metrics, error) {
 		errs = append(errs, err)
 		return out
 	}
-	gauge := func(name, unit, help string, value func() int64) {
-		_, err := s.settings.Meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(help),
-			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-				o.Observe(value())
-				return nil
-			}))
+	gauge := func(name, unit, help string) metric.Int64ObservableGauge {
+		out, err := s.settings.Meter.Int64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(help))
 		errs = append(errs, err)
+		return out
 	}
 	m := &metrics{
 		served:     served{byName: map[servedName]*Statistics{}},
@@ -62,35 +59,32 @@ func newMetrics(s *Service) (*metrics, error) {
 		firstChunk: seconds("stagemesh.gateway.first_chunk", "Time from admission to the first chunk.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
 	}
 	m.joinWait = seconds("stagemesh.graph.join_wait", "Time from the end of the first branch of a parallel block to the end of the block.", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30)
-	_, mapErr := s.settings.Meter.Float64ObservableGauge("stagemesh.graph.map_items", metric.WithDescription("Items that a map has for a request, by pipeline and path: the moving mean of the last ones."),
-		metric.WithFloat64Callback(func(_ context.Context, o metric.Float64Observer) error {
-			s.averages.report(o)
-			return nil
-		}))
-	errs = append(errs, mapErr)
 	m.rejectedStored = counter("stagemesh.gateway.rejected_stored", "Requests, jobs, files and batches rejected because their tenant keeps too much in a stream of the broker.")
-	_, err := s.settings.Meter.Int64ObservableGauge("stagemesh.gateway.tenant_stored", metric.WithUnit("By"), metric.WithDescription("Bytes that each tenant keeps in a stream of the broker, by the last count while it is seven eighths full."),
-		metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-			s.shares.Range(func(name, of any) bool {
-				for tenant, usage := range of.(*store.Share).Counted() { //nolint:forcetypeassert // there are no others
-					o.Observe(usage.Bytes, metric.WithAttributes(attribute.String("stream", name.(string)), attribute.String("tenant", tenant)))
-				}
-				return true
-			})
-			return nil
-		}))
-	errs = append(errs, err)
-	gauge("stagemesh.gateway.pending_calls", "", "Calls that wait for their final reply.", func() int64 {
-		calls, _ := s.table.sizes()
-		return int64(calls)
-	})
-	gauge("stagemesh.gateway.unread_chunk", "By", "Bytes of chunks that callers have not read, beyond 64 KiB for each call.", func() int64 {
-		_, unread := s.table.sizes()
-		return int64(unread)
-	})
-	gauge("stagemesh.gateway.requests_in_flight", "", "Requests admitted and not answered, including those that wait for capacity or for a stored result.", func() int64 { return int64(s.limiter.InFlight()) })
-	gauge("stagemesh.gateway.request_bytes", "By", "Bytes of requests in flight: their bodies and the inputs decoded from them.", s.settings.Budget.Held)
-	return m, errors.Join(errs...)
+	mapItems, err := s.settings.Meter.Float64ObservableGauge("stagemesh.graph.map_items", metric.WithDescription("Items that a map has for a request, by pipeline and path: the moving mean of the last ones."))
+	stored := gauge("stagemesh.gateway.tenant_stored", "By", "Bytes that each tenant keeps in a stream of the broker, by the last count while it is seven eighths full.")
+	pending := gauge("stagemesh.gateway.pending_calls", "", "Calls that wait for their final reply.")
+	unread := gauge("stagemesh.gateway.unread_chunk", "By", "Bytes of chunks that callers have not read, beyond 64 KiB for each call.")
+	inFlight := gauge("stagemesh.gateway.requests_in_flight", "", "Requests admitted and not answered, including those that wait for capacity or for a stored result.")
+	held := gauge("stagemesh.gateway.request_bytes", "By", "Bytes of requests in flight: their bodies and the inputs decoded from them.")
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return nil, err
+	}
+	_, err = s.settings.Meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		calls, bytes := s.table.sizes()
+		o.ObserveInt64(pending, int64(calls))
+		o.ObserveInt64(unread, int64(bytes))
+		o.ObserveInt64(inFlight, int64(s.limiter.InFlight()))
+		o.ObserveInt64(held, s.settings.Budget.Held())
+		s.averages.report(o, mapItems)
+		s.shares.Range(func(name, of any) bool {
+			for tenant, usage := range of.(*store.Share).Counted() { //nolint:forcetypeassert // there are no others
+				o.ObserveInt64(stored, usage.Bytes, metric.WithAttributes(attribute.String("stream", name.(string)), attribute.String("tenant", tenant)))
+			}
+			return true
+		})
+		return nil
+	}, mapItems, stored, pending, unread, inFlight, held)
+	return m, err
 }
 
 // request counts a request that has ended. A span in the context is its exemplar.

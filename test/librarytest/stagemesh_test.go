@@ -11,6 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
 	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/bus"
@@ -226,16 +229,52 @@ func TestUnstartedMeshReturnsErrNotStarted(t *testing.T) {
 	expect(t, m, "all", "to", "to a")
 }
 
+// registrations is a meter that counts its callbacks.
+type registrations struct {
+	noop.Meter
+	atomic.Int64
+}
+
+// RegisterCallback implements metric.Meter.
+func (r *registrations) RegisterCallback(metric.Callback, ...metric.Observable) (metric.Registration, error) {
+	r.Add(1)
+	return &registration{of: r}, nil
+}
+
+// registration is one callback.
+type registration struct {
+	noop.Registration
+
+	of   *registrations
+	once sync.Once
+}
+
+// Unregister implements metric.Registration.
+func (r *registration) Unregister() error {
+	r.once.Do(func() { r.of.Add(-1) })
+	return nil
+}
+
 func TestStopMayBeCalledMoreThanOnce(t *testing.T) {
 	t.Parallel()
-	m := newMesh(t, stagemesh.Settings{}, stagemesh.Stage{Name: "a", Runner: sign("a")})
+	var callbacks registrations
+	m := newMesh(t, stagemesh.Settings{Meter: &callbacks}, stagemesh.Stage{Name: "a", Runner: sign("a")})
+	if err := m.Validate(); err != nil || callbacks.Load() != 0 {
+		t.Errorf("validated: %v, %d callbacks", err, callbacks.Load())
+	}
 	meshtest.Start(t, m)
+	if n := callbacks.Load(); n < 5 {
+		t.Errorf("a mesh that serves has %d callbacks", n)
+	}
 	var stops sync.WaitGroup
 	for range 3 {
 		stops.Go(func() { meshtest.Stop(t, m) })
 	}
 	stops.Wait()
 	meshtest.Stop(t, m)
+	if n := callbacks.Load(); n != 0 {
+		t.Errorf("a stopped mesh leaves %d callbacks to its meter", n)
+	}
 	if err := m.Ready(); err == nil {
 		t.Error("a stopped mesh is ready")
 	}
@@ -336,6 +375,8 @@ func TestStartThatFailsStopsEverything(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var running atomic.Int64
+			var callbacks registrations
+			test.settings.Meter = &callbacks
 			m := newMesh(t, test.settings, counted("counted", &running), test.stage)
 			err := m.Start(t.Context())
 			if err == nil || !strings.HasPrefix(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
@@ -343,6 +384,9 @@ func TestStartThatFailsStopsEverything(t *testing.T) {
 			}
 			if n := running.Load(); n != 0 {
 				t.Errorf("%d runners are left running", n)
+			}
+			if n := callbacks.Load(); n != 0 {
+				t.Errorf("%d callbacks are left to the meter", n)
 			}
 			if err := m.Ready(); err == nil {
 				t.Error("a mesh that did not start is ready")
