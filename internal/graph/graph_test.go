@@ -575,6 +575,16 @@ func TestMapKeepsOrderAndBounds(t *testing.T) {
 			t.Errorf("the shape is %v", got)
 		}
 	})
+	t.Run("fill in the runner's order", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, mapped(func(m *pipeline.Map) {
+			m.OnItemError, m.Fill = pipeline.FillItems, map[string]pipeline.Constant{"y": {Data: []payload.Value{payload.Double(-1)}}, "z": {Data: []payload.Value{payload.Double(-1)}}}
+		}), vector("list", 1, 2, 3))
+		w.answer("m[0]/a", vector("z", 2), vector("y", 3))
+		w.fail("m[1]/a", fault.RunnerFailed)
+		w.answer("m[2]/a", vector("y", 4), vector("z", 5))
+		w.check("[z y]")
+	})
 	t.Run("fill", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, mapped(func(m *pipeline.Map) {

@@ -67,6 +67,7 @@ func (x *mapping) stack() (out []payload.Part, _ *fault.Fault, item int) {
 		default:
 			return nil, x.failed[i], i
 		}
+		given = arranged(rows, given)
 		if f := sameForm(x.path, rows, given); f != nil {
 			return nil, f, i
 		}
@@ -122,6 +123,7 @@ func (x *mapping) checkForms() (form []payload.Part) {
 		if x.failed[i] != nil {
 			continue
 		}
+		x.given[i] = arranged(first, x.given[i])
 		if x.failed[i] = sameForm(x.path, first, x.given[i]); x.failed[i] == nil && first == nil {
 			first = append(first, x.given[i])
 		}
@@ -134,6 +136,18 @@ func (x *mapping) checkForms() (form []payload.Part) {
 		part.Tensor.Shape = part.Tensor.Shape[1:]
 	}
 	return form
+}
+
+// arranged returns the parts in the order of the first item's; those that it has not are the last.
+func arranged(before [][]payload.Part, given []payload.Part) []payload.Part {
+	if len(before) == 0 {
+		return given
+	}
+	place := func(p payload.Part) int {
+		at := slices.IndexFunc(before[0], func(one payload.Part) bool { return one.Name == p.Name })
+		return cmp.Or(at+1, len(before[0])+1)
+	}
+	return slices.SortedStableFunc(slices.Values(given), func(a, b payload.Part) int { return cmp.Compare(place(a), place(b)) })
 }
 
 // sameForm checks that an item gives tensors of the names, datatypes and shapes of the first.

@@ -35,26 +35,44 @@ func (f *File) route(name string) (pipeline.Pipeline, error) {
 	out := f.Pipelines[name]
 	out.Name = pipeline.Name(name)
 	var errs []error
-	f.checkStages(out.Steps, "", cmp.Or(out.Durability, pipeline.Memory), func(err error) { errs = append(errs, err) })
+	f.checkStages(out.Steps, "steps", cmp.Or(out.Durability, pipeline.Memory), func(err error) { errs = append(errs, err) })
 	if len(errs) > 0 {
 		return out, errors.Join(errs...)
 	}
 	return out, validateRoute(out)
 }
 
-// checkStages checks the stages of a list of steps, those in blocks too. The field is the list's, with a dot, or empty.
+// checkStages checks the stages of a list of steps, those in blocks too. The field is the list's.
 func (f *File) checkStages(steps []pipeline.Step, field string, d pipeline.Durability, report func(error)) {
 	for i := range steps {
-		at := fmt.Sprintf("%ssteps[%d]", field, i)
+		at := fmt.Sprintf("%s[%d]", field, i)
 		if !steps[i].IsBlock() {
 			if err := f.checkStage(steps[i].Stage, d); err != nil {
 				report(fmt.Errorf("%s.stage: %w", at, err))
 			}
 			continue
 		}
+		f.checkMetadata(&steps[i], at, report)
 		for _, list := range steps[i].Lists() {
-			f.checkStages(list.Steps, at+"."+list.Field()+".", d, report)
+			f.checkStages(list.Steps, at+"."+list.StepsField(), d, report)
 		}
+	}
+}
+
+// checkMetadata reports keys that a block reads and no request may have.
+func (f *File) checkMetadata(block *pipeline.Step, at string, report func(error)) {
+	check := func(field, key string) {
+		if key != "" && !f.pipelinesOnly && !slices.Contains(f.Gateway.Metadata, key) {
+			report(fmt.Errorf("%s.%s: no request has the key %s, because it is not in gateway.metadata; add it there", at, field, key))
+		}
+	}
+	for i, c := range block.Switch {
+		if c.When != nil {
+			check(fmt.Sprintf("switch[%d].when.metadata", i), c.When.Metadata)
+		}
+	}
+	if block.Split != nil {
+		check("split.by_metadata", block.Split.ByMetadata)
 	}
 }
 

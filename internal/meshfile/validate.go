@@ -253,6 +253,9 @@ func (f *File) buildParts(stages []string) (hosts []stagehost.Settings, routes [
 		if host.Runner != nil {
 			hosts = append(hosts, host)
 		}
+		if err == nil && f.Registry.None && f.Stages[name].Models != nil {
+			err = f.At(errors.New("models: need a registry, and registry.none says that there is none"), "stages", name)
+		}
 		errs = append(errs, err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.Pipelines)) {
@@ -437,11 +440,16 @@ func (f *File) validateOwnBroker() error {
 	}
 	var queues []stagehost.QueueSettings
 	for _, name := range f.StageNames() {
-		queues = append(queues, f.Stages[name].Queue)
+		s := f.Stages[name]
+		queues = append(queues, s.Queue)
+		if s.Models != nil {
+			queues = append(queues, slices.Repeat([]stagehost.QueueSettings{s.OwnQueue()}, max(1, s.Hosts))...)
+		}
 	}
 	reserved := ReserveOf(queues, f.Results, f.DeadLetters, f.Idempotency).Registry(f.Registry).Jobs(f.Jobs)
-	if most := cmp.Or(f.NATS.MaxPayload, DefaultBrokerPayload); f.Gateway.MaxPayload >= most {
-		err := fmt.Errorf("max_payload: inputs of %s do not fit into a message of nats.max_payload, which is %s; raise that, or lower this", config.Bytes(f.Gateway.MaxPayload), config.Bytes(most))
+	payload := cmp.Or(f.Gateway.MaxPayload, admission.DefaultMaxPayload)
+	if most := cmp.Or(f.NATS.MaxPayload, DefaultBrokerPayload); payload >= most {
+		err := fmt.Errorf("max_payload: inputs of %s do not fit into a message of nats.max_payload, which is %s; raise that, or lower this", config.Bytes(payload), config.Bytes(most))
 		errs = append(errs, f.At(err, "gateway"))
 	}
 	memory, store := config.Bytes(reserved.Memory), config.Bytes(reserved.Store)

@@ -33,7 +33,7 @@ type Stage struct {
 // maxPayload bounds the inputs of a request, in bytes; 0 means unknown.
 func Check(p pipeline.Pipeline, stages map[pipeline.StageName]Stage, maxPayload int) []*adminv1.PipelineProblem {
 	c := newChecker(p, stages, maxPayload)
-	c.steps(p.Steps, "", 0)
+	c.steps(p.Steps, "steps", 0)
 	c.ends()
 	return *c.problems
 }

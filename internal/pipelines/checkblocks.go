@@ -21,11 +21,11 @@ type treeLine struct {
 	text  string
 }
 
-// steps checks a list of steps; field is the list's in the file, with a dot, or empty.
+// steps checks a list of steps; field is the list's in the file.
 func (c *checker) steps(steps []pipeline.Step, field string, depth int) {
 	for i := range steps {
 		step := &steps[i]
-		at := stepCheck{Step: *step, field: fmt.Sprintf("%ssteps[%d]", field, i), first: depth == 0 && i == 0, last: depth == 0 && i == len(steps)-1}
+		at := stepCheck{Step: *step, field: fmt.Sprintf("%s[%d]", field, i), first: depth == 0 && i == 0, last: depth == 0 && i == len(steps)-1}
 		line := len(*c.tree)
 		*c.tree = append(*c.tree, treeLine{depth: depth, name: string(step.Name)})
 		if step.IsBlock() {
@@ -111,7 +111,7 @@ func typesOf(parts []output) string {
 // Tree returns a pipeline as a tree, with what each step reads and gives.
 func Tree(p pipeline.Pipeline, stages map[pipeline.StageName]Stage) string {
 	c := newChecker(p, stages, 0)
-	c.steps(p.Steps, "", 0)
+	c.steps(p.Steps, "steps", 0)
 	var out strings.Builder
 	fmt.Fprintln(&out, p.Name)
 	lines := *c.tree
@@ -143,7 +143,7 @@ func Tree(p pipeline.Pipeline, stages map[pipeline.StageName]Stage) string {
 // Outputs returns the parts with which a pipeline answers, nil if they are unknown.
 func Outputs(p pipeline.Pipeline, stages map[pipeline.StageName]Stage) []*stagev1.PartSpec {
 	c := newChecker(p, stages, 0)
-	c.steps(p.Steps, "", 0)
+	c.steps(p.Steps, "steps", 0)
 	out := c.previous
 	if len(p.Outputs) > 0 {
 		out = c.named(p.Outputs)
@@ -261,7 +261,7 @@ func (c *checker) block(s *pipeline.Step, field string, depth int) {
 func (c *checker) list(list pipeline.List, field string, depth int) (out []output, asked []Input, known bool) {
 	own := *c
 	own.kept, own.asked = maps.Clone(c.kept), nil
-	own.steps(list.Steps, field+"."+list.Field()+".", depth+1)
+	own.steps(list.Steps, field+"."+list.StepsField(), depth+1)
 	switch {
 	case len(list.Give) == 0 && len(list.Steps) == 0:
 		return []output{}, nil, true

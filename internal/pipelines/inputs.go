@@ -22,7 +22,7 @@ type Input struct {
 // whatever callers send, or is unknown.
 func Inputs(p pipeline.Pipeline, stages map[pipeline.StageName]Stage) []Input {
 	c := newChecker(p, stages, 0)
-	c.steps(p.Steps, "", 0)
+	c.steps(p.Steps, "steps", 0)
 	if *c.open {
 		return nil
 	}

@@ -221,19 +221,23 @@ type List struct {
 	index int
 }
 
-// Field returns the list's key in the file, below the step's.
+// Field returns the key in the file, below the step's, that has the list and what it gives.
 func (l List) Field() string {
-	field := l.block
 	switch l.block {
 	case "parallel", "split":
 		return l.block + ".branches." + l.Name
 	case "switch":
-		field = fmt.Sprintf("switch[%d]", l.index)
+		return fmt.Sprintf("switch[%d]", l.index)
 	}
-	if l.Name == "else" {
-		return field + ".else"
+	return l.block
+}
+
+// StepsField returns the key of the steps themselves.
+func (l List) StepsField() string {
+	if l.Name == "else" && (l.block == "switch" || l.block == "try") {
+		return l.Field() + ".else"
 	}
-	return field
+	return l.Field() + ".steps"
 }
 
 // Lists returns the lists of a block's steps.
@@ -284,11 +288,11 @@ func under(path string, err error) error {
 	return keyError{fmt.Errorf("%s: %w", path, err)}
 }
 
-// checkSteps checks a list of steps at a depth; items is the product of the maps around it.
-func (b *blocks) checkSteps(steps []Step, depth, items int) error {
+// checkSteps checks a list of steps at a depth; field is its key, items the product of the maps around it.
+func (b *blocks) checkSteps(steps []Step, field string, depth, items int) error {
 	for i := range steps {
 		if err := b.checkStep(&steps[i], depth, items); err != nil {
-			return under(fmt.Sprintf("steps[%d]", i), err)
+			return under(fmt.Sprintf("%s[%d]", field, i), err)
 		}
 	}
 	return nil
@@ -332,8 +336,8 @@ func (b *blocks) checkStep(s *Step, depth, items int) error {
 		if err := validateNames(list.Field()+".give", list.Give); err != nil {
 			return keyError{err}
 		}
-		if err := b.checkSteps(list.Steps, depth+1, items); err != nil {
-			return under(list.Field(), err)
+		if err := b.checkSteps(list.Steps, list.StepsField(), depth+1, items); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -506,6 +510,13 @@ func (p *Predicate) validate() error {
 		return errors.New("any: any, all and index are for elements of a part")
 	case p.Index != nil && *p.Index < 0:
 		return fmt.Errorf("index: %d is negative", *p.Index)
+	case (p.Metadata != "" || p.Tenant) && (p.Above != nil || p.Below != nil):
+		return errors.New("above: above and below compare numbers, and metadata and tenants are text")
+	}
+	for _, v := range p.values() {
+		if _, isText := v.Any().(string); (p.Metadata != "" || p.Tenant) && !isText {
+			return fmt.Errorf("equals: metadata and tenants are text; write \"%v\" in quotes", v.Any())
+		}
 	}
 	for key, limit := range map[string]*float64{"above": p.Above, "below": p.Below} {
 		if limit != nil && (math.IsNaN(*limit) || math.IsInf(*limit, 0)) {
@@ -520,6 +531,14 @@ func (p *Predicate) validate() error {
 		return keyed("matches", err)
 	}
 	return nil
+}
+
+// values are those that the predicate compares with.
+func (p *Predicate) values() []payload.Value {
+	if p.Equals != nil {
+		return []payload.Value{*p.Equals}
+	}
+	return p.In
 }
 
 // Pattern returns Matches as an expression for a whole text, nil without one. The error says what is

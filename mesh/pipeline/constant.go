@@ -69,6 +69,9 @@ func appendElement(out []byte, d tensor.Datatype, v payload.Value) ([]byte, erro
 	case tensor.FP64:
 		return binary.LittleEndian.AppendUint64(out, math.Float64bits(float)), nil
 	case tensor.FP32:
+		if math.IsInf(float64(float32(float)), 0) {
+			return nil, fmt.Errorf("%s is not a value of datatype %s", v, d)
+		}
 		return binary.LittleEndian.AppendUint32(out, math.Float32bits(float32(float))), nil
 	}
 	least, most, isWhole := rangeOf(d)

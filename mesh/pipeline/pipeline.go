@@ -108,8 +108,8 @@ func (p Pipeline) validate() error {
 	if err := ValidName("queue", string(p.Queue)); p.Queue != "" && err != nil {
 		return err
 	}
-	if p.MaxInFlight < 0 {
-		return fmt.Errorf("max_in_flight: %d is negative", p.MaxInFlight)
+	if p.MaxInFlight < 0 || p.MaxInFlight > math.MaxInt32 {
+		return fmt.Errorf("max_in_flight: %d is not from 0 to %d", p.MaxInFlight, math.MaxInt32)
 	}
 	if _, err := ParseDurability(string(p.Durability)); err != nil {
 		return err
@@ -127,7 +127,7 @@ func (p Pipeline) validate() error {
 		return errors.New("outputs: is for pipelines with blocks; others answer with the outputs of their last step")
 	}
 	b := &blocks{names: make(map[StepName]bool, len(p.Steps))}
-	err := b.checkSteps(p.Steps, 0, 1)
+	err := b.checkSteps(p.Steps, "steps", 0, 1)
 	if err == nil && b.stages == 0 {
 		err = errors.New("steps: none of them has a stage; at least one is required")
 	}

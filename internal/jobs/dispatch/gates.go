@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	_ "time/tzdata" // images have none
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"

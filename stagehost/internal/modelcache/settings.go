@@ -2,6 +2,7 @@ package modelcache
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"time"
 
@@ -28,6 +29,8 @@ type Settings struct {
 func (s Settings) Validate() error {
 	limit, least := model.Size{Host: maxSize, Device: maxSize}, s.least()
 	switch {
+	case s.Capacity == model.Size{}:
+		return errors.New("models.capacity: is required: this runner does not say how much memory its models may take")
 	case s.DefaultSize == model.Size{} || !fits(model.Size{}, s.DefaultSize) || !fits(s.DefaultSize, limit):
 		return fmt.Errorf("models.default_size: %+v is not the size of a model", s.DefaultSize)
 	case !fits(least, s.Capacity) || !fits(s.Capacity, limit):
