@@ -88,6 +88,15 @@ func (f *JoinFlags) Add(cmd *cobra.Command) {
 	f.process = program.AddFlags(cmd)
 }
 
+// AddPorts adds the flags of the gateway's addresses.
+func (f *JoinFlags) AddPorts(cmd *cobra.Command) { AddPorts(cmd, &f.exposure) }
+
+// AddPorts adds the flags of Listen and Admin to a command.
+func AddPorts(cmd *cobra.Command, f *meshfile.Flags) {
+	cmd.Flags().StringVar(&f.Listen, "listen", "", "the address for callers, instead of gateway.listen; port 0 picks a free one")
+	cmd.Flags().StringVar(&f.Admin, "admin", "", "the address for operators, instead of gateway.admin.listen")
+}
+
 // AddExposure adds the flags of Insecure and AnyHost to a command.
 func AddExposure(cmd *cobra.Command, f *meshfile.Flags) {
 	cmd.Flags().BoolVar(&f.Insecure, "insecure", false, "allow other machines to call all addresses, of flags and of the file, without authentication")
@@ -110,6 +119,9 @@ func (f JoinFlags) Read(cmd *cobra.Command, kinds ...Kind) (p Program, err error
 	}
 	if strings.ContainsAny(f.advertise, " /[]") || strings.Contains(f.advertise, ":") && net.ParseIP(f.advertise) == nil {
 		return p, fmt.Errorf("--advertise: %q is not a host name or IP address; leave out the port", f.advertise)
+	}
+	if err := errors.Join(config.Address("--listen", f.exposure.Listen), config.Address("--admin", f.exposure.Admin)); err != nil {
+		return p, err
 	}
 	flags := f.exposure
 	flags.Broker, flags.Consul = f.nats, f.consul

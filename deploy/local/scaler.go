@@ -142,7 +142,10 @@ func (r *scaler) scale(ctx context.Context, stage string, hosts int) error {
 	}
 	leaving := r.replicas[stage][hosts:]
 	r.replicas[stage] = r.replicas[stage][:hosts]
-	return stop(leaving)
+	if err := stop(leaving); err != nil {
+		r.stack.logger("scaler").Print(err) // one slow host does not end the others
+	}
+	return nil
 }
 
 func stop(replicas []*process.Group) error {

@@ -92,22 +92,25 @@ func (f *Flags) Execute(cmd *cobra.Command, name string, inputs [][]payload.Part
 	if err != nil {
 		return err
 	}
-	// The file is created before the measurement, so that a wrong path fails early.
-	toJSON := io.Discard
+	// The file is opened before the measurement, so that a wrong path fails early.
+	var file *os.File
 	if f.json != "" && f.json != "-" {
-		file, failed := os.Create(f.json)
-		if failed != nil {
-			return fmt.Errorf("--json: %w", failed)
+		if file, err = os.OpenFile(f.json, os.O_WRONLY|os.O_CREATE, 0o666); err != nil { //nolint:gosec // as os.Create
+			return fmt.Errorf("--json: %w", err)
 		}
 		defer func() { err = errors.Join(err, file.Close()) }()
-		toJSON = file
 	}
 	report, text, err := measure(session)
 	if err != nil {
 		return err
 	}
-	if f.json == "-" {
+	toJSON := io.Discard
+	switch {
+	case f.json == "-":
 		toJSON, text = cmd.OutOrStdout(), func(io.Writer) error { return nil }
+	case file != nil:
+		_ = file.Truncate(0) // what is no file cannot
+		toJSON = file
 	}
 	return cmp.Or(text(cmd.OutOrStdout()), WriteJSON(toJSON, report), session.check())
 }

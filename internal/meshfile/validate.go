@@ -447,10 +447,13 @@ func (f *File) validateOwnBroker() error {
 		}
 	}
 	reserved := ReserveOf(queues, f.Results, f.DeadLetters, f.Idempotency).Registry(f.Registry).Jobs(f.Jobs)
-	payload := cmp.Or(f.Gateway.MaxPayload, admission.DefaultMaxPayload)
-	if most := cmp.Or(f.NATS.MaxPayload, DefaultBrokerPayload); payload >= most {
-		err := fmt.Errorf("max_payload: inputs of %s do not fit into a message of nats.max_payload, which is %s; raise that, or lower this", config.Bytes(payload), config.Bytes(most))
+	switch most := cmp.Or(f.NATS.MaxPayload, DefaultBrokerPayload); {
+	case f.Gateway.MaxPayload >= most:
+		err := fmt.Errorf("max_payload: inputs of %s do not fit into a message of nats.max_payload, which is %s; raise that, or lower this", config.Bytes(f.Gateway.MaxPayload), config.Bytes(most))
 		errs = append(errs, f.At(err, "gateway"))
+	case f.Gateway.MaxPayload == 0 && admission.DefaultMaxPayload >= most && most >= minBrokerPayload:
+		err := fmt.Errorf("max_payload: inputs of %s, the default of gateway.max_payload, do not fit into a message of %s; raise this, or lower that", config.Bytes(admission.DefaultMaxPayload), config.Bytes(most))
+		errs = append(errs, f.At(err, "nats"))
 	}
 	memory, store := config.Bytes(reserved.Memory), config.Bytes(reserved.Store)
 	if limit := config.Bytes(f.NATS.MaxMemory); limit != 0 && limit < memory {

@@ -165,6 +165,7 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		"broker":                    {good + "nats: {url: \"nats://\"}", "m.yaml:4:8: nats.url: expected the URL of a broker, such as nats://127.0.0.1:4222"},
 		"broker's address":          {good + "nats: {listen: x}", `m.yaml:4:8: nats.listen: "x" is not an address`},
 		"payload over the broker's": {good + "gateway: {max_payload: 16MiB}", "m.yaml:4:11: gateway.max_payload: inputs of 16MiB do not fit into a message of nats.max_payload, which is 8MiB; raise that, or lower this"},
+		"a small broker's payload":  {good + "nats: {max_payload: 1MiB}", "m.yaml:4:8: nats.max_payload: inputs of 4MiB, the default of gateway.max_payload, do not fit into a message of 1MiB"},
 		"broker's messages":         {good + "nats: {max_payload: 1KiB}", "m.yaml:4:8: nats.max_payload: 1KiB is not between 64KiB and 64MiB"},
 		"messages over a record":    {good + "nats: {max_payload: 48MiB}", "m.yaml:4:8: nats.max_payload: 48MiB is more than the 32MiB that the broker stores on file in one message, such as a durable request, a job or a result; lower it"},
 		"large messages":            {good + "nats: {max_payload: 1GiB}", "m.yaml:4:8: nats.max_payload: 1GiB is not between 64KiB and 64MiB"},

@@ -68,7 +68,7 @@ const maxDocument = 4 * openapi.DefaultMaxBytes
 
 // readMesh returns what the port shows its callers of the pipelines.
 func readMesh(ctx context.Context, client clients) (clientgen.Mesh, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, answerTime, errSilent)
+	ctx, cancel := withSilence(ctx, answerTime)
 	defer cancel()
 	response, err := client.send(ctx, http.MethodGet, openapi.DocumentPath, nil, nil)
 	if err == nil {
@@ -81,8 +81,8 @@ func readMesh(ctx context.Context, client clients) (clientgen.Mesh, error) {
 	if f, ok := errors.AsType[*fault.Fault](err); ok && f.Reason == fault.NotFound {
 		err = fmt.Errorf("%w; a gateway describes its pipelines unless gateway.docs is false", err)
 	}
-	if errors.Is(context.Cause(ctx), errSilent) {
-		err = errSilent
+	if cause := context.Cause(ctx); errors.Is(cause, errSilent) {
+		err = cause
 	}
 	return clientgen.Mesh{}, err
 }

@@ -51,8 +51,12 @@ var composeText string
 
 var composeTemplate = template.Must(template.New("compose").Parse(composeText))
 
-// stopTime is what the end of a process takes after its drain: stop_limit of a worker, and ten seconds.
-const stopTime = 15 * time.Second
+const (
+	// stopTime is what the end of a process takes after its drain: the default stop_limit of
+	// workers, and ten seconds.
+	stopTime  = stopLimit + 10*time.Second
+	stopLimit = 5 * time.Second
+)
 
 // composeService is a service that runs a part of the mesh.
 type composeService struct {
@@ -86,11 +90,16 @@ func composeFile(file *meshfile.File, path string) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		s := composeServiceOf(stage, image, "stage, "+stage, cmp.Or(file.Stages[stage].DrainTimeout, stagehost.DefaultDrainTimeout))
-		s.GPUs, err = hasDevices(file.Stages[stage])
+		workers, err := workerSettingsOf(file.Stages[stage])
 		if err != nil {
 			return nil, err
 		}
+		drain := cmp.Or(file.Stages[stage].DrainTimeout, stagehost.DefaultDrainTimeout)
+		if _, hasModels := file.Stages[stage].Runner["onnx_models"]; hasModels || file.Stages[stage].Models != nil {
+			drain += drain / 2 // models move to other hosts before
+		}
+		s := composeServiceOf(stage, image, "stage, "+stage, drain+max(0, workers.StopLimit-stopLimit))
+		s.GPUs = slices.ContainsFunc(workers.Replicas, func(r runners.WorkerReplica) bool { return len(r.Devices) > 0 })
 		data.Stages = append(data.Stages, s)
 	}
 	var out bytes.Buffer
@@ -131,13 +140,10 @@ func imageOf(stage meshfile.Stage) (string, error) {
 	return "stagemesh", nil
 }
 
-// hasDevices reports whether workers of the stage have devices.
-func hasDevices(stage meshfile.Stage) (bool, error) {
-	section, ok := stage.Runner["worker"]
-	if !ok {
-		return false, nil
+// workerSettingsOf returns the settings of the stage's workers; none where it has none.
+func workerSettingsOf(stage meshfile.Stage) (s runners.WorkerSettings, err error) {
+	if section, ok := stage.Runner["worker"]; ok {
+		err = section.Decode(&s)
 	}
-	var s runners.WorkerSettings
-	err := section.Decode(&s)
-	return slices.ContainsFunc(s.Replicas, func(r runners.WorkerReplica) bool { return len(r.Devices) > 0 }), err
+	return s, err
 }

@@ -47,7 +47,39 @@ func TestFilesHaveParametersAndAContentType(t *testing.T) {
 			t.Errorf("%v: got %s, %v", args, out, err)
 		}
 	}
-	if _, err := run(t, "jobs", "submit", "nightly", file, "--path", "/x", "--parameter", "k=3", "-a", address); err == nil || !strings.HasPrefix(err.Error(), "--parameter: ") {
-		t.Errorf("for a target over HTTP: %v", err)
+	for _, flag := range []string{"--parameter=k=3", "--pipeline=told"} {
+		if _, err := run(t, "jobs", "submit", "nightly", file, "--path", "/x", flag, "-a", address); err == nil || !strings.HasPrefix(err.Error(), "--pipeline and --parameter are ") {
+			t.Errorf("for a target over HTTP: %v", err)
+		}
+	}
+}
+
+// What has been answered is printed although the rest is not sent.
+func TestInferThatIsStoppedPrintsItsAnswers(t *testing.T) {
+	t.Parallel()
+	m, err := stagemesh.New(stagemesh.Settings{Gateway: gateway.Settings{Config: gateway.Config{Listen: "127.0.0.1:0"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hangs := make(chan struct{})
+	answer := func(ctx context.Context, item runner.Item) ([]payload.Part, error) {
+		if string(item.Inputs[0].Blob.Data) == "hang" {
+			close(hangs)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return item.Inputs, nil
+	}
+	if err := m.AddStage(stagemesh.Stage{Name: "a", Runner: inproc.Each(inproc.Settings{}, answer)}); err != nil {
+		t.Fatal(err)
+	}
+	meshtest.Start(t, m)
+	p := start(t, "infer", "stage:a", testbed.SecretFile(t, "hello"), testbed.SecretFile(t, "hang"), testbed.SecretFile(t, "never"), "-a", m.URL())
+	testbed.Receive(t, "the second request runs", hangs)
+	if err := p.end(t); err == nil || err.Error() != "stopped by a signal after 1 of 3 files" {
+		t.Errorf("it ended with %v", err)
+	}
+	if !p.out.Has("hello") || p.out.Has("hang") {
+		t.Errorf("it printed %s", p.out.String())
 	}
 }

@@ -58,7 +58,7 @@ func askReady(ctx context.Context, listen string) (string, error) {
 		return "", err
 	}
 	request.Close = true
-	response, err := http.DefaultClient.Do(request)
+	response, err := (&http.Client{Transport: &http.Transport{}}).Do(request) // without a proxy
 	if err != nil {
 		return "", err
 	}

@@ -20,6 +20,7 @@ import (
 
 	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 
+	"github.com/stagemesh/stagemesh/internal/process"
 	"github.com/stagemesh/stagemesh/mesh/payload"
 	"github.com/stagemesh/stagemesh/mesh/pipeline"
 )
@@ -52,7 +53,10 @@ func newInfer() *cobra.Command {
 		Args:    between(2, unlimited, "give a PIPELINE and at least one FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.pipeline, c.stdin, c.lines.hints = args[0], cmd.InOrStdin(), cmd.ErrOrStderr()
-			return c.run(cmd.Context(), args[1:], cmd.OutOrStdout())
+			ctx, stop := process.SignalContext(cmd.Context())
+			defer stop()
+			defer context.AfterFunc(ctx, stop)() // a second signal ends what waits for input
+			return c.run(ctx, args[1:], cmd.OutOrStdout())
 		},
 	}
 	c.gateway.addPublic(infer)
@@ -80,6 +84,10 @@ func (c *inferCommand) run(ctx context.Context, files []string, out io.Writer) e
 		return fmt.Errorf("--stream: needs exactly one FILE, not %d", len(files))
 	case err != nil:
 		return fmt.Errorf("--durability: %q: use memory or file", c.durability)
+	case c.lines.inFlight < 0:
+		return fmt.Errorf("--in-flight: %d is negative", c.lines.inFlight)
+	case !c.lines.isSet && (c.lines.unordered || c.lines.inFlight > 0):
+		return errors.New("--unordered and --in-flight are for --ndjson")
 	case c.lines.isSet:
 		return c.sendLines(ctx, files, out)
 	case c.stream:
@@ -106,7 +114,7 @@ func (c *inferCommand) run(ctx context.Context, files []string, out io.Writer) e
 // sendAll sends the files, prints each outcome and returns how many failed. It stops
 // when the gateway is unreachable or the output cannot be written.
 func (c *inferCommand) sendAll(ctx context.Context, client clients, files []string, table *printer) (failed int, err error) {
-	for _, file := range files {
+	for i, file := range files {
 		begin := time.Now()
 		request, err := c.request(file)
 		var response *connect.Response[inferencev1.InferResponse]
@@ -114,6 +122,8 @@ func (c *inferCommand) sendAll(ctx context.Context, client clients, files []stri
 			response, err = client.Infer(ctx, connect.NewRequest(request))
 		}
 		switch {
+		case err != nil && ctx.Err() != nil:
+			return failed, fmt.Errorf("stopped by a signal after %d of %d files", i, len(files))
 		case isHopeless(err):
 			return failed, err
 		case err != nil:

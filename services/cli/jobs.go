@@ -72,7 +72,9 @@ type jobsTable struct {
 	// files is true if there is a column for the files of jobs.
 	files bool
 	out   io.Writer
+	// rows are those that have not been printed; begun is true once some have been.
 	rows  [][]string
+	begun bool
 }
 
 func (t *jobsTable) add(file string, r *inferencev1.GetJobResponse) error {
@@ -121,8 +123,8 @@ func (t *jobsTable) each(ids, files []string, get func(id string) (*inferencev1.
 	return failed, err
 }
 
-// finish prints the table, and returns the error of the command.
-func (t *jobsTable) finish(failed, all int, err error) error {
+// flush prints the rows.
+func (t *jobsTable) flush() error {
 	rows, heads := t.rows, "FILE\tJOB\tPIPELINE\tSTATE\tAGE\tATTEMPTS\tDETAILS"
 	if !t.files {
 		heads = strings.TrimPrefix(heads, "FILE\t")
@@ -130,9 +132,19 @@ func (t *jobsTable) finish(failed, all int, err error) error {
 			rows[i] = row[1:]
 		}
 	}
-	if len(rows) > 0 {
-		err = cmp.Or(err, printTable(t.out, heads, rows))
+	if len(rows) == 0 {
+		return nil
 	}
+	if t.begun {
+		heads = ""
+	}
+	t.rows, t.begun = nil, true
+	return printTable(t.out, heads, rows)
+}
+
+// finish prints the rows, and returns the error of the command.
+func (t *jobsTable) finish(failed, all int, err error) error {
+	err = cmp.Or(err, t.flush())
 	if err == nil && failed > 0 {
 		err = fmt.Errorf("%w: %d of %d", ErrFailed, failed, all)
 	}
@@ -214,8 +226,8 @@ func newJobsSubmit() *cobra.Command {
 		if c.request.GetIdempotencyKey() != "" && len(args) > 2 {
 			return fmt.Errorf("--idempotency-key: needs exactly one FILE, not %d", len(args)-1)
 		}
-		if c.path != "" && len(c.content.parameters) > 0 {
-			return usageError(cmd, errors.New("--parameter: is for pipelines, and --path for a queue with an HTTP target"))
+		if c.path != "" && (c.pipeline != "" || len(c.content.parameters) > 0) {
+			return usageError(cmd, errors.New("--pipeline and --parameter are for pipelines, and --path for a queue with an HTTP target"))
 		}
 		if deadline != "" {
 			at, err := time.Parse(time.RFC3339, deadline)
@@ -332,7 +344,10 @@ func (c *jobsSubmit) send(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	if len(c.table.rows) < maxSubmits {
+		return nil
+	}
+	return c.table.flush()
 }
 
 func (c *jobsSubmit) fail(name string, err error) error {
@@ -404,6 +419,9 @@ func newJobsWait() *cobra.Command {
 	wait.Flags().DurationVar(&timeout, "timeout", 0, "how long to wait at most; 0 means until the end")
 	addJSON(wait, &table.json, "each job")
 	return askPublic(wait, func(cmd *cobra.Command, client clients, args []string) error {
+		if timeout < 0 {
+			return usageError(cmd, fmt.Errorf("--timeout: %s is negative", timeout))
+		}
 		ctx, stop := process.SignalContext(cmd.Context())
 		defer stop()
 		if timeout > 0 {
@@ -446,6 +464,13 @@ func newJobsWatch() *cobra.Command {
 		}
 		if err := events.Err(); err != nil {
 			return err
+		}
+		if job == nil { // --after names the last event
+			last, err := client.GetJob(cmd.Context(), connect.NewRequest(&inferencev1.GetJobRequest{Id: request.GetId()}))
+			if err != nil {
+				return err
+			}
+			job = last.Msg.GetJob()
 		}
 		if store.IsEnd(job.GetState()) && job.GetState() != inferencev1.JobState_JOB_STATE_SUCCEEDED {
 			return fmt.Errorf("%w: the job %s", ErrFailed, pipeline.JobStateName(job.GetState()))

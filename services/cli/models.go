@@ -98,6 +98,11 @@ func newModelsRegister() *cobra.Command {
 			return usageError(cmd, errors.New("give the ID of one model, or --file"))
 		}
 		wanted, aliases := []*meshv1.Model{m}, []models.AliasChange(nil)
+		for _, flag := range []string{"stage", "type", "source", "option", "size", "device-size", "min-replicas"} {
+			if file != "" && cmd.Flags().Changed(flag) {
+				return usageError(cmd, fmt.Errorf("--%s: is for one model; --file has it of each", flag))
+			}
+		}
 		if file == "" {
 			m.Id = args[0]
 		} else if wanted, aliases, err = modelsOf(file); err != nil {
@@ -207,22 +212,24 @@ func (r *registration) run(ctx context.Context, wanted []*meshv1.Model, aliases 
 			return r.report(out, err)
 		})
 	}
-	if err := calls.Wait(); err != nil {
-		return err
-	}
+	err := calls.Wait()
 	for _, a := range aliases {
-		_, err := r.SetAlias(ctx, connect.NewRequest(&adminv1.SetAliasRequest{Name: string(a.Name), Route: a.Route, Owner: a.Owner}))
-		if err := r.report(registrationOutcome{Alias: string(a.Name), Outcome: outcomeSet}, err); err != nil {
-			return err
+		if err != nil {
+			break
 		}
+		_, err = r.SetAlias(ctx, connect.NewRequest(&adminv1.SetAliasRequest{Name: string(a.Name), Route: a.Route, Owner: a.Owner}))
+		err = r.report(registrationOutcome{Alias: string(a.Name), Outcome: outcomeSet}, err)
 	}
 	_ = r.bar.Finish()
-	if !r.json {
+	if !r.json && (err == nil || r.total > 1) {
 		fmt.Fprintf(r.out, "%s registered, %d unchanged", count(r.counts[outcomeRegistered], "model"), r.counts[outcomeUnchanged])
 		if len(aliases) > 0 {
 			fmt.Fprintf(r.out, "; %d of %d aliases set", r.counts[outcomeSet], len(aliases))
 		}
 		fmt.Fprintln(r.out)
+	}
+	if err != nil {
+		return err
 	}
 	if rejected := r.counts[outcomeRejected]; rejected > 0 {
 		fmt.Fprintf(r.hints, "%d of %d were rejected\n", rejected, r.total)
@@ -386,6 +393,9 @@ func newModelsTap() *cobra.Command {
 	flags.IntVar(&limit, "limit", 0, "end after so many requests; 0 means never")
 	addJSON(tap, &asJSON, "each request")
 	return askAdmin(tap, func(cmd *cobra.Command, client clients, args []string) error {
+		if limit < 0 {
+			return usageError(cmd, fmt.Errorf("--limit: %d is negative", limit))
+		}
 		if in.Model = args[0]; ofAlias {
 			in.Model, in.Alias = "", args[0]
 		}

@@ -24,7 +24,9 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 
+	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
+	inferencev1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/inference/v1/inferencev1connect"
 
 	"github.com/stagemesh/stagemesh/internal/credentials"
@@ -231,22 +233,35 @@ const (
 )
 
 // errSilent is returned when a port accepts a request and does not answer.
-var errSilent = fmt.Errorf("no answer within %s", answerTime)
+var errSilent = errors.New("no answer")
 
-// limitWait bounds the wait for each answer, except for calls that take as long as what they wait for.
+// withSilence returns a context that ends after so long, with errSilent.
+func withSilence(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, within, fmt.Errorf("%w within %s", errSilent, within))
+}
+
+// limitWait bounds the wait for each answer, by the time that the request itself asks for and
+// answerTime. It does not bound calls that take as long as what they wait for.
 func limitWait(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
-		switch r.Spec().Procedure {
-		case inferencev1connect.InferenceServiceInferProcedure, inferencev1connect.InferenceServiceGetResultProcedure,
-			inferencev1connect.JobServiceGetJobProcedure, inferencev1connect.JobServiceSubmitJobsProcedure,
-			adminv1connect.ModelServiceEnsureLoadedProcedure, adminv1connect.ModelServiceSetAliasProcedure:
+		asked := time.Duration(0)
+		switch in := r.Any().(type) {
+		case *inferencev1.SubmitJobsRequest, *adminv1.EnsureLoadedRequest, *adminv1.SetAliasRequest:
 			return next(ctx, r)
+		case *inferencev1.InferRequest:
+			if asked = in.GetTimeout().AsDuration(); asked == 0 {
+				return next(ctx, r)
+			}
+		case *inferencev1.GetResultRequest:
+			asked = in.GetWait().AsDuration()
+		case *inferencev1.GetJobRequest:
+			asked = in.GetWait().AsDuration()
 		}
-		within, cancel := context.WithTimeoutCause(ctx, answerTime, errSilent)
+		within, cancel := withSilence(ctx, asked+answerTime)
 		defer cancel()
 		response, err := next(within, r)
-		if err != nil && errors.Is(context.Cause(within), errSilent) {
-			return nil, errSilent
+		if cause := context.Cause(within); err != nil && errors.Is(cause, errSilent) {
+			return nil, cause
 		}
 		return response, err
 	}
@@ -280,7 +295,7 @@ func redact(address string) string {
 	return "..." + address[strings.LastIndexByte(address, '@')+1:]
 }
 
-// token returns the first line of the token's file; empty without a file.
+// token returns the first token of the file; empty without a file.
 func (p *port) token() (string, error) {
 	if p.tokenFile == "" {
 		return "", nil
@@ -289,11 +304,11 @@ func (p *port) token() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", p.source(tokenFlag), err)
 	}
-	token, _, _ := strings.Cut(strings.TrimSpace(string(data)), "\n")
-	if token = strings.TrimSpace(token); token == "" {
+	words := strings.Fields(string(data)) // a tenant and a role may follow the token
+	if len(words) == 0 {
 		return "", fmt.Errorf("%s: %s: there is no token in it", p.source(tokenFlag), p.tokenFile)
 	}
-	return token, nil
+	return words[0], nil
 }
 
 func (p *port) transport() (*http.Transport, error) {
@@ -334,7 +349,7 @@ func (p *port) advise(address string, err error) error {
 	case !isRPC || p.flag != adminFlag || isHopeless(err) || infoOf(rpc) != nil || rpc.Code() == connect.CodeUnavailable || rpc.Code() == connect.CodeCanceled:
 		return err
 	}
-	return fmt.Errorf("%w; is %s an admin port? A gateway serves it at gateway.admin.listen, as https:// where it has a certificate", err, p.address)
+	return fmt.Errorf("%w; is %s an admin port? A gateway serves it at gateway.admin.listen, as https:// where it has a certificate", err, redact(p.address))
 }
 
 // isHopeless reports whether an error is about the port, so that every request to it
@@ -414,7 +429,7 @@ func (a authorized) RoundTrip(r *http.Request) (*http.Response, error) {
 type rpcError struct{ error }
 
 // Error implements error.
-func (t rpcError) Error() string { return Describe(t.error) }
+func (t rpcError) Error() string { return visibleLines(Describe(t.error)) }
 
 // Unwrap returns the error of the client.
 func (t rpcError) Unwrap() error { return t.error }

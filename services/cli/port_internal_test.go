@@ -5,8 +5,10 @@ import (
 	"errors"
 	"net/http"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
@@ -16,10 +18,13 @@ import (
 
 func TestWaitIsLimitedUnlessACallTakesAsLongAsItsWork(t *testing.T) {
 	t.Parallel()
-	isLimited := false
+	var limit time.Duration
 	look := connect.UnaryInterceptorFunc(func(connect.UnaryFunc) connect.UnaryFunc {
 		return func(ctx context.Context, _ connect.AnyRequest) (connect.AnyResponse, error) {
-			_, isLimited = ctx.Deadline()
+			limit = 0
+			if at, isLimited := ctx.Deadline(); isLimited {
+				limit = time.Until(at)
+			}
 			return nil, errors.New("not sent")
 		}
 	})
@@ -29,23 +34,30 @@ func TestWaitIsLimitedUnlessACallTakesAsLongAsItsWork(t *testing.T) {
 	infer := inferencev1connect.NewInferenceServiceClient(http.DefaultClient, "http://127.0.0.1:1", options)
 	ctx := t.Context()
 	for name, row := range map[string]struct {
-		call    func() error
-		limited bool
+		call func() error
+		// limit is 0 where there is none.
+		limit time.Duration
 	}{
-		"models list": {func() error { return errorOf(models.ListModels(ctx, connect.NewRequest(&adminv1.ListModelsRequest{}))) }, true},
+		"models list": {func() error { return errorOf(models.ListModels(ctx, connect.NewRequest(&adminv1.ListModelsRequest{}))) }, answerTime},
 		"models load": {func() error {
 			return errorOf(models.EnsureLoaded(ctx, connect.NewRequest(&adminv1.EnsureLoadedRequest{})))
-		}, false},
-		"models alias": {func() error { return errorOf(models.SetAlias(ctx, connect.NewRequest(&adminv1.SetAliasRequest{}))) }, false},
-		"jobs cancel":  {func() error { return errorOf(jobs.CancelJob(ctx, connect.NewRequest(&inferencev1.CancelJobRequest{}))) }, true},
-		"jobs wait":    {func() error { return errorOf(jobs.GetJob(ctx, connect.NewRequest(&inferencev1.GetJobRequest{}))) }, false},
+		}, 0},
+		"models alias": {func() error { return errorOf(models.SetAlias(ctx, connect.NewRequest(&adminv1.SetAliasRequest{}))) }, 0},
+		"jobs cancel":  {func() error { return errorOf(jobs.CancelJob(ctx, connect.NewRequest(&inferencev1.CancelJobRequest{}))) }, answerTime},
+		"jobs wait":    {func() error { return errorOf(jobs.GetJob(ctx, connect.NewRequest(&inferencev1.GetJobRequest{}))) }, answerTime},
 		"jobs submit": {func() error {
 			return errorOf(jobs.SubmitJobs(ctx, connect.NewRequest(&inferencev1.SubmitJobsRequest{})))
-		}, false},
-		"infer": {func() error { return errorOf(infer.Infer(ctx, connect.NewRequest(&inferencev1.InferRequest{}))) }, false},
+		}, 0},
+		"infer": {func() error { return errorOf(infer.Infer(ctx, connect.NewRequest(&inferencev1.InferRequest{}))) }, 0},
+		"infer with a timeout": {func() error {
+			return errorOf(infer.Infer(ctx, connect.NewRequest(&inferencev1.InferRequest{Timeout: durationpb.New(time.Hour)})))
+		}, time.Hour + answerTime},
+		"get result": {func() error {
+			return errorOf(infer.GetResult(ctx, connect.NewRequest(&inferencev1.GetResultRequest{})))
+		}, answerTime},
 	} {
-		if err := row.call(); err == nil || isLimited != row.limited {
-			t.Errorf("%s: limited %t, %v", name, isLimited, err)
+		if err := row.call(); err == nil || limit > row.limit || row.limit-limit >= answerTime {
+			t.Errorf("%s: limited to %s, %v", name, limit, err)
 		}
 	}
 }

@@ -90,9 +90,12 @@ func age(d time.Duration) string {
 }
 
 // visible returns foreign text without terminal control characters.
-func visible(s string) string {
+func visible(s string) string { return strings.ReplaceAll(visibleLines(s), "\n", " ") }
+
+// visibleLines is visible for a text of several lines.
+func visibleLines(s string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
+		if unicode.IsControl(r) && r != '\n' {
 			return ' '
 		}
 		return r

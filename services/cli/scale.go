@@ -101,6 +101,11 @@ func (c *scaleCommand) run(ctx context.Context, client clients) error {
 			if first && !slices.ContainsFunc(stages.Msg.GetStages(), func(s *adminv1.StageStatus) bool { return s.GetHostsWanted() != nil }) {
 				fmt.Fprintln(c.errOut, "stagemesh: the gateway does not know yet how many hosts stages should have; the mesh file needs min_hosts or max_hosts in a stage, or the section gateway.scaler")
 			}
+			for _, wanted := range c.stages {
+				if first && !slices.ContainsFunc(stages.Msg.GetStages(), func(s *adminv1.StageStatus) bool { return s.GetStage() == wanted }) {
+					fmt.Fprintf(c.errOut, "stagemesh: --stage: the mesh has no stage %s yet\n", wanted)
+				}
+			}
 			c.apply(ctx, known, stages.Msg.GetStages())
 		}
 		_ = process.Sleep(ctx, watchInterval) // its error is the context's
@@ -137,9 +142,13 @@ func (c *scaleCommand) execute(ctx context.Context, stage string, hosts uint32) 
 	cmd.Env = append(os.Environ(), "STAGEMESH_STAGE="+stage, "STAGEMESH_HOSTS="+n)
 	cmd.Stdout, cmd.Stderr = c.out, c.errOut
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a signal of the terminal comes once
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	kill := func(s syscall.Signal) error { return syscall.Kill(-cmd.Process.Pid, s) }
+	cmd.Cancel = func() error { return kill(syscall.SIGINT) }
 	cmd.WaitDelay = 5 * time.Second
 	err := cmd.Run()
+	if cmd.Process != nil && limited.Err() != nil {
+		_ = kill(syscall.SIGKILL) // mostly nobody is left
+	}
 	if errors.Is(limited.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("it took more than %s: %w", c.timeout, err)
 	}

@@ -2,9 +2,13 @@ package cli
 
 import (
 	"errors"
+	"io"
+	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stagemesh/stagemesh/internal/testbed"
 )
 
 func TestFailedCommandRunsAgainAfterAPauseThatGrows(t *testing.T) {
@@ -54,4 +58,27 @@ func TestScaleRejectsCommandsWithoutPlaceholders(t *testing.T) {
 			t.Errorf("%+v: %v", row.c, err)
 		}
 	}
+}
+
+// A shell's children that do not end with it would run beside the next command.
+func TestCommandsEndWithTheirChildren(t *testing.T) {
+	t.Parallel()
+	held, holds, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := scaleCommand{exec: "sleep 600 & wait # {stage} {hosts}", timeout: 100 * time.Millisecond, out: holds, errOut: holds}
+	if err := c.execute(t.Context(), "a", 1); err == nil || !strings.HasPrefix(err.Error(), "it took more than 100ms: ") {
+		t.Errorf("it ended with %v", err)
+	}
+	holds.Close()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(io.Discard, held)
+		ended <- err
+	}()
+	if err := testbed.Receive(t, "the end of the child", ended); err != nil {
+		t.Error(err)
+	}
+	held.Close()
 }

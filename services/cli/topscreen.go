@@ -80,6 +80,7 @@ func (m *topModel) press(key string) tea.Cmd {
 	case "down", "j":
 		m.move(1)
 	case "enter":
+		m.move(0) // the stage under the cursor stays the one that is shown
 		m.open, m.scrolled = len(m.shown.Stages) > 0, 0
 	case "esc":
 		m.open = false

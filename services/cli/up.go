@@ -68,9 +68,8 @@ func newUp() *cobra.Command {
 
 // addPorts adds the flags of addresses, of who may call them, and of the process.
 func (f *upFlags) addPorts(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.exposure.Listen, "listen", "", "the address for callers, instead of gateway.listen; port 0 picks a free one")
+	stagemesh.AddPorts(cmd, &f.exposure)
 	cmd.Flags().StringVar(&f.exposure.Ops, "ops", "", "the operations address, instead of ops.listen")
-	cmd.Flags().StringVar(&f.exposure.Admin, "admin", "", "the address for operators, instead of gateway.admin.listen")
 	stagemesh.AddExposure(cmd, &f.exposure)
 	f.process = program.AddFlags(cmd)
 }
@@ -137,8 +136,7 @@ func docs(file *meshfile.File, m *stagemesh.Mesh) string {
 
 type gatewayFlags struct {
 	stagemesh.JoinFlags
-	listen, admin string
-	drainDelay    time.Duration
+	drainDelay time.Duration
 }
 
 func newGateway() *cobra.Command {
@@ -159,8 +157,7 @@ func newGateway() *cobra.Command {
 		}),
 	}
 	f.Add(cmd)
-	cmd.Flags().StringVar(&f.listen, "listen", "", "the address for callers, instead of gateway.listen; port 0 picks a free one")
-	cmd.Flags().StringVar(&f.admin, "admin", "", "the address for operators, instead of gateway.admin.listen")
+	f.AddPorts(cmd)
 	cmd.Flags().DurationVar(&f.drainDelay, "drain-delay", 0, "how long a stopping gateway serves on, instead of gateway.drain_delay")
 	return cmd
 }
@@ -172,15 +169,9 @@ func (f gatewayFlags) run(ctx context.Context, cmd *cobra.Command) error {
 		return err
 	}
 	file := p.File
-	admin := file.Gateway.Admin
-	admin.Listen = f.admin
-	if err := admin.Validate(); err != nil && f.admin != "" {
-		return fmt.Errorf("--admin: %w", err)
-	}
-	if err := errors.Join(config.Address("--listen", f.listen), config.NotNegative("--drain-delay", f.drainDelay)); err != nil {
+	if err := config.NotNegative("--drain-delay", f.drainDelay); err != nil {
 		return err
 	}
-	file.Gateway.Listen, file.Gateway.Admin.Listen = cmp.Or(f.listen, file.Gateway.Listen), cmp.Or(f.admin, file.Gateway.Admin.Listen)
 	if cmd.Flags().Changed("drain-delay") {
 		file.Gateway.DrainDelay = f.drainDelay
 	}

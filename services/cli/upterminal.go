@@ -23,8 +23,9 @@ type terminalHandler struct {
 type screenState struct {
 	mu  sync.Mutex
 	out io.Writer
-	// shown is why the worker did not start last, which other records leave out.
-	shown string
+	// cause is why the worker did not start last, which other records leave out once it is shown.
+	cause   string
+	isShown bool
 }
 
 func newTerminalHandler(out io.Writer, others slog.Handler) *terminalHandler {
@@ -58,17 +59,24 @@ func (h *terminalHandler) Handle(ctx context.Context, r slog.Record) error {
 		if trace == "" {
 			trace = text["error"]
 		}
+		h.screen.isShown = true
 		return h.screen.write(text, trace)
 	case text["state"] == "STARTUP" && text["message"] != "":
 		return h.screen.write(text, text["message"])
 	case text["state"] == "ERROR":
-		h.screen.shown = text["message"] // by its exception, which follows
+		h.screen.cause, h.screen.isShown = text["message"], false // its exception may follow
 		return nil
 	}
 	out := slog.NewRecord(r.Time, r.Level, r.Message, r.PC)
 	for _, a := range attrs {
-		if h.screen.shown == "" || !strings.Contains(a.Value.String(), h.screen.shown) {
+		switch cause := h.screen.cause; {
+		case cause == "" || !strings.Contains(a.Value.String(), cause):
 			out.AddAttrs(a)
+		case !h.screen.isShown && (text["exits"] != "" || r.Level >= slog.LevelError): // no exception came
+			h.screen.isShown = true
+			if err := h.screen.write(text, cause); err != nil {
+				return err
+			}
 		}
 	}
 	return h.Handler.Handle(ctx, out)

@@ -316,7 +316,7 @@ func TestDeadlinePassesWithoutAGateway(t *testing.T) {
 	bed := newDurableBed(t)
 	link, cutOff := bed.linked()
 	first := bed.Gateway(simple(), cutOff)
-	id, asked := bed.held(t.Context(), first, 2*time.Second)
+	id, asked := bed.held(t.Context(), first, 10*time.Second)
 	link.Cut()
 	await(t, asked).checkFault(t, fault.DeadlineExceeded)
 	second := bed.Gateway(nil)
