@@ -101,7 +101,7 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 		return nil, s.reject(id, r.Request, f, span, begin)
 	}
 	defer s.limiter.ReleasePipeline(in.tenant, p.Name, p.MaxInFlight)
-	env, f := s.adaptAndCheck(ctx, in, id, r.Request, &p, begin)
+	env, f := s.adaptAndCheck(ctx, in, id, &r, &p, begin)
 	if f != nil {
 		return nil, s.reject(id, r.Request, f, span, begin)
 	}
@@ -112,7 +112,7 @@ func (s *Service) infer(ctx context.Context, r incoming, emit func(request.Chunk
 		again, f = s.placeModels(env)
 	}
 	for f != nil && !r.isShadow() && s.settings.Router.Moved(r.Pipeline, r.ByModel, &p) {
-		if env, f = s.adaptAndCheck(ctx, in, id, r.Request, &p, begin); f == nil {
+		if env, f = s.adaptAndCheck(ctx, in, id, &r, &p, begin); f == nil {
 			again, f = s.placeModels(env)
 		}
 	}
@@ -168,17 +168,22 @@ func (x *call) setPipeline(ctx context.Context, p *pipeline.Pipeline, memory *bu
 	}
 }
 
-// adaptAndCheck is check of the request that Settings.Adapt returns. Its idempotency key means what
-// the caller sent.
-func (s *Service) adaptAndCheck(ctx context.Context, in place, id pipeline.RequestID, r *request.Request, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
-	if s.settings.Adapt != nil && len(r.Inputs) == 1 && isDocument(r.Inputs[0]) && !r.Passthrough {
-		adapted, err := s.settings.Adapt(r, *p, cmp.Or(in.memory, budget.FromContext(ctx)))
-		if err != nil {
-			return nil, fault.From(err)
-		}
-		r = adapted
+// adaptAndCheck is check of the request that Settings.Adapt returns, whose parameters and outputs
+// become the call's. Its idempotency key means the inputs that the caller sent.
+func (s *Service) adaptAndCheck(ctx context.Context, in place, id pipeline.RequestID, r *incoming, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
+	if s.settings.Adapt == nil || len(r.Inputs) != 1 || !isDocument(r.Inputs[0]) || r.Passthrough {
+		return s.check(id, r.Request, p, begin)
 	}
-	return s.check(id, r, p, begin)
+	adapted, err := s.settings.Adapt(r.Request, *p, cmp.Or(in.memory, budget.FromContext(ctx)))
+	if err != nil {
+		return nil, fault.From(err)
+	}
+	if adapted != r.Request {
+		own := *r.Request
+		own.Parameters, own.Outputs = adapted.Parameters, adapted.Outputs
+		r.Request = &own
+	}
+	return s.check(id, adapted, p, begin)
 }
 
 // isDocument reports whether a part is JSON or MessagePack without a name.

@@ -21,6 +21,7 @@ import (
 // who may call are few: a new one beyond them ends another, the oldest of the address that has
 // most. All others count as their tenant's.
 type Connections struct {
+	limit     int64
 	anonymous int
 	admitted  *budget.Pool
 	dropped   atomic.Int64
@@ -38,6 +39,7 @@ func NewConnections(limit int64, authenticates bool) *Connections {
 		anonymous = limit // whoever connects may call
 	}
 	return &Connections{
+		limit:     limit,
 		anonymous: int(anonymous),
 		admitted:  budget.NewPool(budget.Settings{Limit: limit, Name: "connections", Key: "docs/security.md", Shared: authenticates}),
 	}
@@ -100,11 +102,13 @@ func (c *Connections) add(conn net.Conn) *countedConn {
 	return out
 }
 
-// wait adds an anonymous connection, and returns the one that is too many, if there is any.
+// wait adds an anonymous connection, and returns the one that is too many, if there is any. One may
+// wait beside as many admitted ones as there may be.
 func (c *Connections) wait(conn *countedConn) (oldest *countedConn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.waiting.Len() >= c.anonymous {
+	waiting := c.waiting.Len()
+	if waiting >= c.anonymous || waiting > 0 && int64(waiting)+c.admitted.Held() >= c.limit {
 		oldest = c.waiting.Remove(c.oldestOfMostLocked()).(*countedConn)
 		oldest.place = nil
 	}

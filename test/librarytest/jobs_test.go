@@ -64,12 +64,25 @@ jobs:
 	if status, answer := call(http.MethodGet, "/v1/jobs/"+id+"/result?wait=30s", ""); status != http.StatusOK || answer != `POST /v1/chat/completions?a=b application/json ""{"model": "m"}` {
 		t.Errorf("%d %s", status, answer)
 	}
+	for body, contentType := range map[string]string{
+		"--b\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\nwords\r\n--b--\r\n": "multipart/form-data; boundary=b",
+		`{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}`:     "application/json",
+	} {
+		response, answer := jobCall(t, m, http.MethodPost, "/v1/queues/nightly/jobs?path=/x", body, "Content-Type", contentType)
+		var job struct{ ID string }
+		if err := json.Unmarshal([]byte(answer), &job); err != nil || response.StatusCode != http.StatusAccepted {
+			t.Fatalf("%d %s", response.StatusCode, answer)
+		}
+		if status, answer := call(http.MethodGet, "/v1/jobs/"+job.ID+"/result?wait=30s", ""); status != http.StatusOK || answer != "POST /x "+contentType+` ""`+body {
+			t.Errorf("%d %s", status, answer)
+		}
+	}
 	if status, answer := call(http.MethodPost, "/v1/queues/nightly/jobs", `{}`); status != http.StatusBadRequest {
 		t.Errorf("a request to a pipeline: %d %s", status, answer)
 	}
 	for _, query := range []string{
 		"path=/%ff", "path=/%0a", "path=x", "path=/../x", "path=/..%2fx", "path=/%252e%252e/x", "path=/a%23b", "path=/a%23",
-		"path=/&outputs=a", "path=/&parameters.z=1", "path=/&steps.e.z=1",
+		"path=/&pipeline=p", "path=/&outputs=a", "path=/&parameters.z=1", "path=/&steps.e.z=1",
 	} {
 		if status, answer := call(http.MethodPost, "/v1/queues/nightly/jobs?"+query, `{}`); status != http.StatusBadRequest || reasonOf(answer) != "INVALID_REQUEST" {
 			t.Errorf("%s: %d %s", query, status, answer)

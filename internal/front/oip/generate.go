@@ -13,6 +13,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/budget"
 	"github.com/stagemesh/stagemesh/internal/front/oipjson"
 	"github.com/stagemesh/stagemesh/internal/msgpack"
+	"github.com/stagemesh/stagemesh/internal/oipcodec"
 	"github.com/stagemesh/stagemesh/internal/request"
 	"github.com/stagemesh/stagemesh/internal/transport"
 	"github.com/stagemesh/stagemesh/mesh/fault"
@@ -275,8 +276,16 @@ func adapt(out *request.Request, text []byte, g *generation) error {
 		if out.Outputs == nil {
 			out.Outputs = in.OutputNames()
 		}
-		out.Inputs, err = in.Parts()
-		return err
+		if out.Inputs, err = in.Parts(); err != nil {
+			return err
+		}
+		for i, part := range out.Inputs {
+			at := g.find(part.Name)
+			if out.Inputs[i], err = oipcodec.AsBlob(part, at >= 0 && g.takes[at].GetBlob() != nil); err != nil {
+				return fault.InField(fault.InvalidInput, payload.Path("inputs", i, part.Name), "%w", err)
+			}
+		}
+		return nil
 	}
 	for _, field := range fields {
 		at := g.find(field.Name)
@@ -297,12 +306,15 @@ func adapt(out *request.Request, text []byte, g *generation) error {
 	return nil
 }
 
-// known returns the datatypes and shapes of inputs that are tensors.
+// known returns the datatypes and shapes of inputs; a blob is one element of BYTES.
 func known(takes []*stagev1.PartSpec) oipjson.Known {
 	return func(name string) (tensor.Datatype, []int64) {
 		at := (&generation{takes: takes}).find(name)
 		if at < 0 {
 			return "", nil
+		}
+		if takes[at].GetBlob() != nil {
+			return tensor.Bytes, []int64{1}
 		}
 		t := takes[at].GetTensor()
 		return tensor.Datatype(t.GetDatatype()), t.GetShape()

@@ -198,5 +198,11 @@ func blobOf(part *multipart.Part, index int, limit int64) (payload.Part, error) 
 		contentType = textPlain
 	}
 	data, err := transport.ReadBody(transport.FormReader{Reader: part}, -1, limit)
+	if err == nil && payload.IsJSON(contentType) {
+		if err = oipjson.Check(data); err != nil {
+			f := fault.From(err)
+			err = fault.InField(f.Reason, payload.Path("inputs", index, name), "%s", f.Message)
+		}
+	}
 	return payload.OfBlob(name, contentType, data), err
 }

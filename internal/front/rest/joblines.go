@@ -158,7 +158,7 @@ var errLongLine = errors.New("the line is too long")
 func readLine(from *bufio.Reader, limit int, release func()) (line []byte, err error) {
 	for {
 		part, err := from.ReadSlice('\n')
-		isLong := len(line)+len(part) > limit
+		isLong := len(line)+len(bytes.TrimRight(part, "\r\n")) > limit
 		if !isLong {
 			line = append(line, part...)
 		}

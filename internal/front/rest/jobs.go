@@ -108,11 +108,15 @@ func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {
 	}
 	memory := budget.Of(r.Context(), h.settings.MaxPayload)
 	defer memory.Close()
+	contentType := r.Header.Get("Content-Type")
+	if in.GetHttp() != nil {
+		r.Header.Set("Content-Type", "application/octet-stream") // it is read as one blob, whatever it is
+	}
 	request, _, err := h.readRequest(w, r, in.GetInfer().GetPipeline(), QueuesPrefix+"{queue}/jobs", memory)
 	if err != nil {
 		return err
 	}
-	if err := setRequest(in, request, r.Header.Get("Content-Type")); err != nil {
+	if err := setRequest(in, request, contentType); err != nil {
 		return err
 	}
 	out, err := h.jobs.SubmitJob(r.Context(), in)
@@ -133,9 +137,6 @@ func setRequest(in *inferencev1.SubmitJobRequest, request *request.Request, cont
 		in.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: request.ToProto()}
 		return nil
 	}
-	if len(request.Inputs) != 1 || request.Inputs[0].Tensor != nil {
-		return fault.New(fault.InvalidRequest, "the body cannot be passed on; send it as one blob, or as JSON without tensors")
-	}
 	if len(request.Parameters)+len(request.Steps)+len(request.Outputs) > 0 || request.Timeout != 0 || request.Durability != "" || request.WaitForCapacity != nil {
 		return fault.New(fault.InvalidRequest, "a call of an HTTP target has no inference options: leave out parameters, steps, outputs, timeout, durability and waiting for capacity")
 	}
@@ -149,6 +150,8 @@ func takeJobQuery(in *inferencev1.SubmitJobRequest, raw string) (rest string, er
 	err = eachQuery(raw, func(key, value string) error {
 		attribute, isAttribute := strings.CutPrefix(key, "attributes.")
 		switch {
+		case (key == "pipeline" || key == "path") && in.GetPayload() != nil:
+			return errors.New("pipeline is for queues of pipelines, and path for those with an HTTP target; leave one out")
 		case key == "pipeline":
 			in.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: &inferencev1.InferRequest{Pipeline: value}}
 		case key == "path":

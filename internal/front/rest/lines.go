@@ -252,8 +252,6 @@ func (b *lineBody) Read(buf []byte) (int, error) {
 // next returns the next line, as readLine does. The memory of the one before is released.
 func (b *lineBody) next(limit int) ([]byte, error) {
 	b.release()
-	if b.isBetween = b.lines.Buffered() == 0; b.isBetween || b.inLine == nil {
-		b.inLine = b.stall()
-	}
+	b.isBetween, b.inLine = b.lines.Buffered() == 0, b.stall()
 	return readLine(b.lines, limit, b.release)
 }
