@@ -37,7 +37,7 @@ type models struct {
 	specs  map[string]*stagev1.Spec
 	limits map[string]*stagev1.Limits
 	readAt time.Time
-	// graphs caches pipelines with blocks by their first steps, until the specs are read again.
+	// graphs caches pipelines by their first steps, until the specs are read again.
 	graphs map[*pipeline.Step]graph
 }
 
@@ -58,18 +58,21 @@ func (m *models) Model(name string) (oip.Model, error) {
 	if p.HasBlocks() {
 		return m.graph(p).model, nil
 	}
-	last := m.specOf(p.Steps[len(p.Steps)-1])
-	return oip.Model{Inputs: m.inputsOf(p.Steps[0]), Outputs: last.GetOutputs(), Keep: p.Keep, Streams: last.GetStream(), MaxRows: m.maxRows(p)}, nil
+	last, takes := m.specOf(p.Steps[len(p.Steps)-1]), m.inputsOf(p.Steps[0])
+	if len(p.Keep) > 0 && len(takes) > 0 { // later steps may read more
+		takes = m.graph(p).inputs
+	}
+	return oip.Model{Inputs: takes, Outputs: last.GetOutputs(), Keep: p.Keep, Streams: last.GetStream(), MaxRows: m.maxRows(p)}, nil
 }
 
-// graph is a pipeline with blocks as a model.
+// graph is a pipeline as a model: one with blocks, or of whose inputs some are kept for later steps.
 type graph struct {
 	model oip.Model
 	// inputs are the model's inputs, and those that only conditions read, which have no type.
 	inputs []*stagev1.PartSpec
 }
 
-// graph returns a pipeline with blocks as a model. Callers share the result and must not change it.
+// graph returns a pipeline as a model. Callers share the result and must not change it.
 func (m *models) graph(p pipeline.Pipeline) graph {
 	specs := m.stageSpecs()
 	m.mu.Lock()
@@ -114,7 +117,7 @@ func (m *models) graph(p pipeline.Pipeline) graph {
 // inputs returns the parts that callers of a pipeline send, as far as they are known, and whether others
 // may be sent too.
 func (m *models) inputs(p pipeline.Pipeline) (takes []*stagev1.PartSpec, isOpen bool) {
-	if p.HasBlocks() {
+	if p.HasBlocks() || len(p.Keep) > 0 {
 		g := m.graph(p)
 		return g.inputs, g.model.IsOpen
 	}

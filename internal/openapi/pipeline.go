@@ -30,9 +30,12 @@ func describe(d *document, p Pipeline) (paths, schemas map[string]json.RawMessag
 		key := "graph." + strings.ReplaceAll(string(p.Name), ".", "..")
 		a.out = side{spec: &stagev1.Spec{Outputs: p.Outputs}, key: key}
 		a.in.key, a.in.asked = key, p.Inputs
-	} else if len(first.Inputs) > 0 {
-		// Callers use other input names than for the stage alone. The dots of a name are doubled, so
+	} else if isKept := len(p.Keep) > 0 && p.Inputs != nil; isKept || len(first.Inputs) > 0 {
+		// Callers use other input names than for the stage alone, or send more. The dots of a name are doubled, so
 		// that no two keys are one.
+		if isKept {
+			a.in.asked = p.Inputs
+		}
 		a.in.key = "pipeline." + strings.ReplaceAll(string(p.Name), ".", "..")
 	}
 	made := object{inferPath(string(p.Name)): object{"post": a.infer()}}
@@ -79,7 +82,7 @@ type side struct {
 	key string
 	// rename maps inputs to the names that callers use.
 	rename map[string]string
-	// asked are the inputs of a pipeline with blocks, where they are known; the spec is its first stage's.
+	// asked are the inputs of a pipeline with blocks or kept inputs, where they are known; the spec is its first stage's.
 	asked []pipelines.Input
 }
 

@@ -33,6 +33,7 @@ pipelines:
   both: {steps: [{name: both, parallel: {branches: {a: {steps: [{name: r, stage: rows}]}, b: {steps: [{name: s, stage: say}], give: {said: text}}}}}]}
   chosen: {steps: [{name: r, stage: rows}, {name: s, switch: [{when: {part: mode, equals: echo}, steps: [{name: t, stage: say}]}, {else: []}]}]}
   number: {steps: [{name: s, switch: [{when: {part: mode, equals: 9007199254740993, any: true}, fail: {reason: INVALID_INPUT, message: it is the number}}, {else: [{name: r, stage: rows}]}]}]}
+  kept: {keep: [text], steps: [{name: r, stage: rows}, {name: s, stage: say, inputs: {words: missing}}]}
   asked: {steps: [{name: s, switch: [{when: {parameter: mode, equals: none}, fail: {reason: INVALID_INPUT, message: it is none}}, {else: [{name: r, stage: rows}]}]}]}
   open: {steps: [{name: try, try: {steps: [{name: r, stage: free}], else: [{name: f, stage: rows}]}}]}
 jobs: {pools: {main: {target: {pipelines: [Re-named_v1.5]}}}, queues: {nightly: {pool: main}}}
@@ -92,6 +93,9 @@ func TestDocumentsBecomeWhatTheStageTakes(t *testing.T) {
 		{"/v1/pipelines/both:infer", `{"inputs": [{"name": "x", ` + tensor + `}, {"name": "text", "data": ["hi"]}], "outputs": [{"name": "said"}]}`, `200 hi`},
 		{"/v1/pipelines/both:infer", `{"inputs": [{"name": "x", ` + tensor + `}, {"name": "text", "data": ["hi"]}], "outputs": [{"name": "seen"}]}`, `the pipeline has no output \"seen\"`},
 		{"/v1/pipelines/asked:infer", `{"inputs": [{"name": "x", ` + tensor + `}], "parameters": {"mode": "none"}}`, `it is none`},
+		{"/v1/pipelines/kept:infer", `{"x": [1,2,3,6], "text": "hi"}`, `200 hi`},
+		{"/v1/pipelines/kept:infer", `{"x": [1,2,3,6], "word": "hi"}`, `word: is not an input; the model takes x, text`},
+		{"/v2/models/kept/generate", `{"x": [[1,2,3,6]], "text": "hi"}`, `"text":"hi"`},
 		{"/v1/pipelines/stage:say:infer", `{"x": 1}`, `send JSON such as {\"text\": \"text\"}`},
 	} {
 		if got := post(test.path, test.body); !strings.Contains(got, test.want) || test.want == example && !strings.HasPrefix(got, "400") {
