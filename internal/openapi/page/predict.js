@@ -213,7 +213,7 @@
       const one = { name: part.name, kind, type, datatype: part.datatype, data: file ?? text };
       if (kind === "tensor" || kind === "json") {
         try {
-          one.value = JSON.parse(text);
+          one.value = parse(text);
         } catch (error) {
           throw new Error(`The input ${part.name} is not JSON: ${error.message}`);
         }
@@ -225,11 +225,11 @@
 
   // message returns the body of a request, and its type where the browser does not know it.
   function message(parts) {
-    if (parts.length === 1 && parts[0].kind !== "tensor") {
+    if (isAlone(parts)) {
       return { type: parts[0].type, body: parts[0].data };
     }
     if (parts.every((one) => one.kind === "tensor" || one.kind === "text")) {
-      return { type: "application/json", body: JSON.stringify(byName(parts)) };
+      return { type: "application/json", body: written(byName(parts)) };
     }
     if (parts.some((one) => one.kind === "tensor")) {
       throw new Error("This page sends tensors beside text alone; the code below sends this request.");
@@ -240,6 +240,13 @@
     }
     return { body: form };
   }
+
+  // isAlone reports whether the body is the one input, which needs no name.
+  const isAlone = (parts) => fields.length === 1 && parts.length === 1 && parts[0].kind !== "tensor";
+
+  // parse and written keep whole numbers that a double cannot hold, where the browser can.
+  const parse = (text) => JSON.parse(text, (_, value, context) => (Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "") ? BigInt(context.source) : value));
+  const written = (value, indent) => JSON.stringify(value, (_, one) => (typeof one === "bigint" ? JSON.rawJSON(String(one)) : one), indent);
 
   const byName = (parts) => Object.fromEntries(parts.map((one) => [one.name, one.value ?? one.data]));
 
@@ -262,7 +269,7 @@
         const { error } = await response.json();
         throw new Error(`${error.reason ?? response.status}: ${error.message}${(error.violations ?? []).map((v) => `\n${v.field}: ${v.description}`).join("")}`);
       }
-      const answer = spec.stream ? await follow(response) : await response.json();
+      const answer = spec.stream ? await follow(response) : parse(await response.text());
       show(answer, parts, performance.now() - begin);
     } catch (error) {
       if (!controller.signal.aborted) {
@@ -289,9 +296,9 @@
       text = events.pop();
       for (const event of events) {
         const { name, data } = event.match(/^event: (?<name>.*)\ndata: (?<data>.*)/m)?.groups ?? {};
-        const value = data && JSON.parse(data);
+        const value = data && parse(data);
         if (name === "chunk" && shown.textContent.length < shownText) {
-          shown.append(value.outputs.map((one) => one.text ?? JSON.stringify(one.json ?? one.data ?? null)).join(" "));
+          shown.append(value.outputs.map((one) => one.text ?? written(one.json ?? one.data ?? null)).join(" "));
         } else if (name === "error") {
           throw new Error(`${value.error.reason}: ${value.error.message}`);
         } else if (name === "done") {
@@ -318,7 +325,7 @@
       return make("div", { className: "picture" }, make("img", { alt: one.name, src: pictureOf(new Blob([bytes], { type: one.content_type })) }));
     }
     if (one.datatype === undefined) {
-      const text = one.text ?? (one.json !== undefined ? JSON.stringify(one.json, null, 2) : `${one.content_type}, ${Math.floor(one.data_base64.length * 3 / 4)} bytes`);
+      const text = one.text ?? (one.json !== undefined ? written(one.json, 2) : `${one.content_type}, ${Math.floor(one.data_base64.length * 3 / 4)} bytes`);
       return make("pre", { textContent: cut(text) });
     }
     const numbers = one.data.flat(Infinity);
@@ -334,7 +341,7 @@
     const head = `${one.datatype} [${one.shape.join(", ")}]`;
     const rest = numbers.length > shownElements ? `\nand ${numbers.length - shownElements} more elements` : "";
     const list = numbers.length > shownElements ? numbers.slice(0, shownElements) : nested(numbers, one.shape);
-    return make("pre", { textContent: cut(`${head}\n${JSON.stringify(list)}${rest}`) });
+    return make("pre", { textContent: cut(`${head}\n${written(list)}${rest}`) });
   }
 
   const cut = (text) => (text.length > shownText ? `${text.slice(0, shownText)}\nand ${text.length - shownText} more characters` : text);
@@ -436,14 +443,14 @@
     if (token !== "") {
       words.push('-H "Authorization: Bearer $STAGEMESH_TOKEN"');
     }
-    if (parts.length === 1 && parts[0].kind !== "tensor") {
+    if (isAlone(parts)) {
       const [{ kind, type, data }] = parts;
       words.push(`-H ${quoted(`Content-Type: ${type}`)}`, kind === "file" ? `--data-binary ${quoted(`@${data.name}`)}` : `--data-raw ${quoted(data)}`);
     } else if (parts.every((one) => one.kind === "tensor" || one.kind === "text")) {
-      words.push("-H 'Content-Type: application/json'", `--data-raw ${quoted(JSON.stringify(byName(parts)))}`);
+      words.push("-H 'Content-Type: application/json'", `--data-raw ${quoted(written(byName(parts)))}`);
     } else {
       for (const one of parts) {
-        const value = one.kind === "file" ? `@"${one.data.name}"` : JSON.stringify(one.data);
+        const value = one.kind === "file" ? `@"${one.data.name}"` : `"${one.data.replace(/[\\"]/g, "\\$&")}"`;
         words.push(`-F ${quoted(`${one.name}=${value};type=${one.type}`)}`);
       }
     }
@@ -457,6 +464,9 @@
     }
     if (value !== null && typeof value === "object") {
       return `{${Object.entries(value).map(([key, one]) => `${JSON.stringify(key)}: ${literal(one, isPython)}`).join(", ")}}`;
+    }
+    if (typeof value === "bigint") {
+      return isPython ? String(value) : `${value}n`;
     }
     const names = isPython && new Map([[null, "None"], [true, "True"], [false, "False"]]).get(value);
     return names || JSON.stringify(value);

@@ -37,6 +37,8 @@ export interface Waiting extends Options {
 }
 export declare const WAIT_MS = 20000;
 export declare const SLACK_MS = 30000;
+/** Before a result that a gateway does not know is asked for again. */
+export declare const PAUSE_MS = 500;
 /** Options with their defaults. */
 export type Settled = Options & {
     readonly timeoutMs: number;

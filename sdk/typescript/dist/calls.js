@@ -9,6 +9,8 @@ import { faultOf } from "./errors.js";
 // A wait at the gateway is asked for in pieces, and its answer comes within the slack.
 export const WAIT_MS = 20_000;
 export const SLACK_MS = 30_000;
+/** Before a result that a gateway does not know is asked for again. */
+export const PAUSE_MS = 500;
 const NAMES = {
     timeoutMs: true, parameters: true, steps: true, outputs: true, priority: true, durability: true, waitForCapacity: true,
     complete: true, metadata: true, idempotencyKey: true, retries: true, headers: true, signal: true,

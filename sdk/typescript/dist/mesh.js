@@ -2,7 +2,7 @@
 import { createClient } from "@connectrpc/connect";
 import { createConnectTransport } from "@connectrpc/connect-web";
 import * as calls from "./calls.js";
-import { attempt, durationOf, firstKey, link, SLACK_MS, WAIT_MS } from "./calls.js";
+import { attempt, durationOf, firstKey, link, PAUSE_MS, SLACK_MS, sleep, WAIT_MS } from "./calls.js";
 import { Fault, InvalidAnswer, NotFound } from "./faults.js";
 import { InferenceService, } from "./gen/stagemesh/inference/v1/inference_pb.js";
 import { JobService } from "./gen/stagemesh/inference/v1/job_pb.js";
@@ -175,8 +175,8 @@ export class Mesh {
         const { waitMs = 0, ...options } = waiting;
         const end = performance.now() + waitMs;
         for (;;) {
-            const leftMs = Math.max(0, end - performance.now());
-            const piece = Math.min(leftMs, WAIT_MS);
+            const asked = performance.now();
+            const piece = Math.min(Math.max(0, end - asked), WAIT_MS);
             try {
                 const message = { ...named(request), wait: durationOf(piece) };
                 const settled = this.settle({ ...options, timeoutMs: piece + SLACK_MS });
@@ -187,8 +187,12 @@ export class Mesh {
                 return new Answer(result, "key" in request ? request.pipeline : "");
             }
             catch (fault) {
-                if (!(fault instanceof NotFound) || leftMs <= WAIT_MS) {
+                const now = performance.now();
+                if (!(fault instanceof NotFound) || fault.reason !== "NOT_FOUND" || now >= end) {
                     throw fault;
+                }
+                if (now - asked < piece / 2) {
+                    await sleep(Math.min(end - now, PAUSE_MS), options.signal); // a gateway that does not know the key yet does not wait
                 }
             }
         }

@@ -51,6 +51,8 @@ export interface Waiting extends Options {
 // A wait at the gateway is asked for in pieces, and its answer comes within the slack.
 export const WAIT_MS = 20_000;
 export const SLACK_MS = 30_000;
+/** Before a result that a gateway does not know is asked for again. */
+export const PAUSE_MS = 500;
 
 /** Options with their defaults. */
 export type Settled = Options & { readonly timeoutMs: number; readonly retries: number };

@@ -3,7 +3,7 @@
 import { type Client, createClient, type Transport } from "@connectrpc/connect";
 import { createConnectTransport } from "@connectrpc/connect-web";
 import * as calls from "./calls.js";
-import { attempt, durationOf, firstKey, link, type Options, type Settled, SLACK_MS, WAIT_MS } from "./calls.js";
+import { attempt, durationOf, firstKey, link, type Options, PAUSE_MS, type Settled, SLACK_MS, sleep, WAIT_MS } from "./calls.js";
 import { Fault, InvalidAnswer, NotFound } from "./faults.js";
 import {
   InferenceService,
@@ -219,8 +219,8 @@ export class Mesh {
     const { waitMs = 0, ...options } = waiting;
     const end = performance.now() + waitMs;
     for (;;) {
-      const leftMs = Math.max(0, end - performance.now());
-      const piece = Math.min(leftMs, WAIT_MS);
+      const asked = performance.now();
+      const piece = Math.min(Math.max(0, end - asked), WAIT_MS);
       try {
         const message = { ...named(request), wait: durationOf(piece) };
         const settled = this.settle({ ...options, timeoutMs: piece + SLACK_MS });
@@ -230,8 +230,12 @@ export class Mesh {
         }
         return new Answer<O>(result, "key" in request ? request.pipeline : "");
       } catch (fault) {
-        if (!(fault instanceof NotFound) || leftMs <= WAIT_MS) {
+        const now = performance.now();
+        if (!(fault instanceof NotFound) || fault.reason !== "NOT_FOUND" || now >= end) {
           throw fault;
+        }
+        if (now - asked < piece / 2) {
+          await sleep(Math.min(end - now, PAUSE_MS), options.signal); // a gateway that does not know the key yet does not wait
         }
       }
     }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/chromedp/chromedp"
 
+	"github.com/stagemesh/stagemesh"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/testbed"
 	"github.com/stagemesh/stagemesh/test/meshtest"
@@ -20,6 +21,12 @@ import (
 func predict(t *testing.T, gateway, pipeline string) *page {
 	t.Helper()
 	document(t, client(t), gateway)
+	return predictForm(t, gateway, pipeline)
+}
+
+// predictForm is predict of a mesh whose stages are known.
+func predictForm(t *testing.T, gateway, pipeline string) *page {
+	t.Helper()
 	p := browse(t)
 	p.do(t, "open", chromedp.Navigate(gateway+"/docs/predict#"+url.PathEscape(pipeline)), chromedp.WaitVisible(chromedp.CSS("#send")))
 	return p
@@ -178,4 +185,42 @@ func TestPredictPageAsksForARequiredToken(t *testing.T) {
 		}
 	}
 	p.quiet(t, m.URL(), "401")
+}
+
+const named = `
+mesh: m
+gateway: {listen: "127.0.0.1:0", admin: {listen: "127.0.0.1:0"}}
+stages:
+  say: {runner: {echo: {}}, inputs: [{name: text, content_types: [text/plain]}, {name: more, content_types: [text/plain], optional: true}]}
+  count: {runner: {echo: {}}, inputs: [{name: x, datatype: INT64, shape: [-1]}], outputs: [{name: x, datatype: INT64, shape: [-1]}]}
+pipelines:
+  say: {steps: [{name: s, stage: say}]}
+  count: {steps: [{name: c, stage: count}]}
+`
+
+// An input beside an optional one has its name, and whole numbers beyond those of a double stay as they are.
+func TestPredictPageKeepsNamesAndWholeNumbers(t *testing.T) {
+	t.Parallel()
+	m := meshtest.Start(t, meshtest.FromFile(t, meshtest.Parse(t, named), stagemesh.FileSettings{}))
+	testbed.Eventually(t, "the stages are known", func() bool {
+		_, data := get(t, client(t), m.URL()+"/openapi.json")
+		return strings.Contains(string(data), `"more"`) && strings.Contains(string(data), "stage.count.answer")
+	})
+	for pipeline, text := range map[string]string{"say": "hello", "count": "[9007199254740993]"} {
+		t.Run(pipeline, func(t *testing.T) {
+			t.Parallel()
+			p := predictForm(t, m.URL(), pipeline)
+			ask(t, p, "empty the input", chromedp.Evaluate[string](`document.querySelector("#inputs textarea").value = ""`))
+			p.do(t, "write", chromedp.SendKeys(chromedp.CSS("#inputs textarea"), text))
+			if shown := p.send(t); !strings.Contains(shown, text) {
+				t.Errorf("it shows %q", shown)
+			}
+			for language, program := range programs {
+				if out := p.code(t, language, t.TempDir(), program...); !strings.Contains(out, strings.Trim(text, "[]")) {
+					t.Errorf("%s prints %s", language, out)
+				}
+			}
+			p.quiet(t, m.URL())
+		})
+	}
 }

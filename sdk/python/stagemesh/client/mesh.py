@@ -327,9 +327,9 @@ class Mesh:
             try:
                 asking = plan._replace(path=f"{plan.path}?wait={int(piece * 1000)}")
                 return self.with_options(timeout=piece + _SLACK)._infer(asking, "")
-            except NotFound:
+            except NotFound as fault:
                 left, waited = end - time.monotonic(), time.monotonic() - asked
-                if left <= 0:
+                if left <= 0 or fault.reason != "NOT_FOUND":
                     raise
                 # A gateway that does not know the key yet does not wait.
                 if waited < piece / 2 and interrupt.event.wait(min(left, _PAUSE)):

@@ -130,6 +130,16 @@ test("a durable result is fetched by its key", async () => {
   assert.ok((await faultOf(mesh.result({ pipeline: "echo", key: newKey() }))) instanceof client.NotFound);
 });
 
+test("a result is waited for before its request comes", async () => {
+  const key = newKey();
+  const early = mesh.result({ pipeline: "echo", key }, { waitMs: PATIENCE });
+  const answer = await mesh.infer("echo", { x: "late" }, { durability: "file", idempotencyKey: key });
+  assert.equal((await early).requestId, answer.requestId);
+  const begin = performance.now();
+  assert.ok((await faultOf(mesh.result({ pipeline: "echo", key: newKey() }, { waitMs: 300 }))) instanceof client.NotFound);
+  assert.ok(performance.now() - begin >= 290);
+});
+
 test("the same key runs once", async () => {
   const keyed = mesh.withOptions({ idempotencyKey: newKey() });
   const [first, second] = [await keyed.infer("echo", { x: "a" }), await keyed.infer("echo", { x: "a" })];
