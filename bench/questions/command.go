@@ -97,6 +97,9 @@ func newCommand(name, what string, all map[string]func(*measurement, context.Con
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			ctx, stop := process.SignalContext(cmd.Context())
 			defer stop()
+			if m.json != "" && m.json != "-" {
+				return errors.New("--json: only - is supported; redirect the output to a file")
+			}
 			if m.folder, err = os.MkdirTemp("", "bench-"+name+"-"); err != nil {
 				return err
 			}

@@ -48,14 +48,17 @@ const (
 // beside compares requests beside jobs that fill their stage with requests alone.
 func (m *measurement) beside(ctx context.Context) error {
 	return m.withJobs(ctx, false, func(b *jobMesh) error {
-		steady := load.Settings{Rate: 40, Warmup: warmup, Duration: 3 * m.duration}
+		steady := load.Settings{Rate: 40, Fine: true, Warmup: warmup, Duration: 3 * m.duration}
 		alone := b.load(ctx, steady, b.request("busy", inferencev1.Durability_DURABILITY_MEMORY))
 		var ended uint64 // the last end that was seen
 		ends := func() (n int, err error) {
 			for {
 				page, err := b.jobs.ListJobs(ctx, connect.NewRequest(&inferencev1.ListJobsRequest{Queue: "beside", Ended: true, After: ended, Limit: 1000}))
-				if err != nil || page.Msg.GetNext() == 0 {
-					return n + len(page.Msg.GetJobs()), err
+				if err != nil {
+					return n, err
+				}
+				if page.Msg.GetNext() == 0 {
+					return n + len(page.Msg.GetJobs()), nil
 				}
 				n, ended = n+len(page.Msg.GetJobs()), page.Msg.GetNext()
 			}
@@ -125,11 +128,14 @@ func (m *measurement) opened(ctx context.Context) error {
 				r := connect.NewRequest(&inferencev1.GetJobRequest{Id: id})
 				if err := poll(ctx, func() (bool, error) {
 					job, err := b.jobs.GetJob(ctx, r)
-					if begun := job.Msg.GetJob().GetStartedAt(); err == nil && begun != nil {
-						m.add("first send", inMS(begun.AsTime().Sub(at)))
-						return true, nil
+					if err != nil {
+						return false, err
 					}
-					return false, err
+					begun := job.Msg.GetJob().GetStartedAt()
+					if begun != nil {
+						m.add("first send", inMS(begun.AsTime().Sub(at)))
+					}
+					return begun != nil, nil
 				}); err != nil {
 					return err
 				}

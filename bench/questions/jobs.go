@@ -257,10 +257,13 @@ func (m *measurement) waited(ctx context.Context) error {
 			}
 			r := connect.NewRequest(&inferencev1.GetJobRequest{Id: id, Wait: durationpb.New(10 * time.Second)})
 			out, err := b.jobs.GetJob(ctx, r)
-			if state := out.Msg.GetJob().GetState(); err == nil && state != inferencev1.JobState_JOB_STATE_SUCCEEDED {
-				err = fmt.Errorf("job %s: %s", id, state)
+			if err != nil {
+				return err
 			}
-			return err
+			if state := out.Msg.GetJob().GetState(); state != inferencev1.JobState_JOB_STATE_SUCCEEDED {
+				return fmt.Errorf("job %s: %s", id, state)
+			}
+			return nil
 		}), b.load(ctx, alone, b.request("echo", inferencev1.Durability_DURABILITY_FILE)))
 	})
 }

@@ -149,7 +149,7 @@ func (m *measurement) hits(ctx context.Context) error {
 func (m *measurement) loads(ctx context.Context) error {
 	const perSecond = 20
 	return m.with(ctx, setup{hosts: 3, room: 200, models: few, load: loadTime, isLoaded: true}, func(b *mesh, all []string) error {
-		open := load.Settings{Rate: leavingRate, Arrivals: load.Poisson, Warmup: warmup, Duration: m.duration}
+		open := load.Settings{Rate: leavingRate, Fine: true, Arrivals: load.Poisson, Warmup: warmup, Duration: m.duration}
 		unused := names("cold", m.times*perSecond*(1+int((warmup+m.duration)/time.Second)))
 		if _, err := b.register(ctx, unused, loadTime, 0); err != nil {
 			return err
@@ -212,7 +212,7 @@ func (m *measurement) burst(ctx context.Context) error {
 // drain compares the latency while a host leaves with that without.
 func (m *measurement) drain(ctx context.Context) error {
 	return m.with(ctx, setup{hosts: 3, room: leavingModels, models: leavingModels, load: loadTime, isLoaded: true}, func(b *mesh, all []string) error {
-		all3 := b.load(ctx, load.Settings{Rate: leavingRate, Arrivals: load.Poisson, Warmup: warmup, Duration: m.duration}, all...)
+		all3 := b.load(ctx, load.Settings{Rate: leavingRate, Fine: true, Arrivals: load.Poisson, Warmup: warmup, Duration: m.duration}, all...)
 		return m.pairs("drain", p99, func() (load.Run, error) {
 			var leave errgroup.Group
 			leave.Go(func() error {
@@ -264,7 +264,7 @@ func (m *measurement) kill(ctx context.Context) error {
 				killed = time.Now()
 				return b.StopHost(true)
 			})
-			_, err := load.RunLoad(ctx, load.Settings{Rate: leavingRate, Duration: leavesAfter + most}, b.target(all...), func(s load.Sample) { note(s.Latency, s.Err) })
+			_, err := load.RunLoad(ctx, load.Settings{Rate: leavingRate, Fine: true, Duration: leavesAfter + most}, b.target(all...), func(s load.Sample) { note(s.Latency, s.Err) })
 			if err := errors.Join(err, calls.Wait(), b.AddHost(ctx, score)); err != nil {
 				return err
 			}

@@ -174,7 +174,10 @@ func runLoad(ctx context.Context, s load.Settings, target load.Target) (load.Run
 		return load.Run{}, err
 	}
 	out := recorder.Run(s, outcome)
-	if out.Failed > 0 {
+	switch {
+	case out.Interrupted:
+		err = context.Cause(ctx)
+	case out.Failed > 0:
 		err = fmt.Errorf("%d of %d requests failed: %s", out.Failed, out.Sent, out.Failures[0].Example)
 	}
 	return out, err

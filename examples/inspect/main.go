@@ -199,11 +199,11 @@ func texts(r *inferencev1.InferResponse, name string) string {
 
 func printTable(out io.Writer, readings []reading) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "PAGE\tREAD\tIN WORDS")
+	fmt.Fprintln(table, "PAGE\tREAD\tWRITTEN\tIN WORDS")
 	right, all := 0, 0
 	for _, r := range readings {
 		read := texts(r.response, "digits")
-		fmt.Fprintf(table, "%s\t%s\t%s\n", r.truth, read, texts(r.response, "text"))
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", r.truth, read, texts(r.response, "written"), texts(r.response, "text"))
 		for i := range r.truth {
 			if all++; i < len(read) && r.truth[i] == read[i] {
 				right++

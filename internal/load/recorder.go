@@ -153,9 +153,11 @@ func (r *Recorder) addAnswer(s Sample) {
 	}
 	if s.Answer.Total > 0 {
 		observe(r.total, s.Answer.Total)
-		observe(r.hops, s.Answer.Total-steps)
+		if steps <= s.Answer.Total { // else some ran beside each other
+			observe(r.hops, s.Answer.Total-steps)
+		}
 	}
-	observe(r.outside, s.Latency-s.Late-max(s.Answer.Total, steps))
+	observe(r.outside, s.Latency-s.Late-cmp.Or(s.Answer.Total, steps))
 	for i, at := range s.Answer.Chunks {
 		if r.firstChunk == nil {
 			r.firstChunk, r.gap = newHistogram(fine), newHistogram(coarse)

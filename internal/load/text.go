@@ -351,7 +351,7 @@ const (
 	// lateMS is the P99 of the time between planning and sending.
 	lateMS = 5
 	// fewAnswers are too few for the percentile 99.9.
-	fewAnswers = 1000
+	fewAnswers = 10_000
 )
 
 // Notes warn of whatever makes a run's figures doubtful.
