@@ -30,6 +30,7 @@ import (
 // jobs.pools; a block that is a list is steps.
 const frame = `
 mesh: page
+gateway: {metadata: [user]}
 stages:
   decode: {runner: {echo: {}}}
   classify: {runner: {echo: {}}}
