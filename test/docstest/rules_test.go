@@ -93,7 +93,7 @@ var rules = []rule{
 
 	{page: "docs/operations.md", has: "https://gateway-1", skip: elsewhere},
 	{page: "docs/operations.md", has: "accounts {", skip: "test/librarytest/jobsnats_test.go starts a server with it"},
-	{page: "docs/operations.md", has: "which took", skip: "test/meshtest/explain_test.go compares such sentences"},
+	{page: "docs/operations.md", has: "route took", skip: "test/meshtest/graph_test.go compares such sentences"},
 
 	{page: "docs/scaling.md", has: "external-push", skip: "tools/chart checks such triggers"},
 	{page: "docs/scaling.md", has: "scale --exec", skip: stops},
