@@ -200,6 +200,15 @@ func WriteText(out io.Writer, r Report) error {
 		pairs = fmt.Sprintf("%d pairs", n)
 	}
 	text.Wrap("", "Figures and ratios are medians of "+pairs+"; the two runs of a pair alternate.")
+	for _, c := range r.Comparisons {
+		var mesh, other int64
+		for _, p := range c.Pairs {
+			mesh, other = mesh+p.Mesh.Failed, other+p.Baseline.Failed
+		}
+		if mesh+other > 0 {
+			text.Wrap("", fmt.Sprintf("%s: %d requests to the mesh and %d to the %s failed.", c.Load.Name(), mesh, other, r.other()))
+		}
+	}
 	return text.Err
 }
 

@@ -95,7 +95,7 @@ func writeFiles(folder string, files []file) error {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
-		if err := os.WriteFile(path, f.data, 0o644); err != nil {
+		if err := errors.Join(os.WriteFile(path, f.data, 0o644), os.Chmod(path, 0o644)); err != nil { // whatever the umask is
 			return err
 		}
 	}
