@@ -127,7 +127,7 @@ const (
 	minAPITimeout     = 5 * time.Second
 	pingEvery         = 2 * time.Second
 	maxPings          = 2
-	// writeTimeout is for the largest message on a slow line: a message that is cut
+	// writeTimeout bounds a write in which nothing moves: a message that is cut
 	// off costs the connection, and is sent again.
 	writeTimeout = 5 * time.Second
 )
@@ -239,6 +239,7 @@ func (b *Bus) options() []nats.Option {
 		nats.PingInterval(pingEvery),
 		nats.MaxPingsOutstanding(maxPings),
 		nats.FlusherTimeout(writeTimeout),
+		nats.SetCustomDialer(steadyDialer{}),
 		nats.CustomReconnectDelay(func(int) time.Duration { return credentials.ReconnectDelay(b.lastRefusal()) }),
 		nats.ConnectHandler(func(*nats.Conn) { b.onConnect() }),
 		nats.ReconnectHandler(func(*nats.Conn) {

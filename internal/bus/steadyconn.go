@@ -1,0 +1,53 @@
+package bus
+
+import (
+	"net"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// steadyDialer connects to a broker so that writeTimeout bounds the silence within a write and not
+// the whole of it: the client writes a large message at once.
+type steadyDialer struct{}
+
+var _ nats.CustomDialer = steadyDialer{}
+
+// Dial implements nats.CustomDialer.
+func (steadyDialer) Dial(network, address string) (net.Conn, error) {
+	conn, err := net.DialTimeout(network, address, nats.DefaultTimeout)
+	if err != nil {
+		return nil, err
+	}
+	return &steadyConn{Conn: conn}, nil
+}
+
+// steadyBytes is how much of a write has to pass within writeTimeout.
+const steadyBytes = 256 << 10
+
+// steadyConn is a connection of a client, which writes by one goroutine at a time.
+type steadyConn struct {
+	net.Conn
+
+	// moved is when the deadline was set last.
+	moved time.Time
+}
+
+// SetWriteDeadline implements net.Conn.
+func (c *steadyConn) SetWriteDeadline(at time.Time) error {
+	c.moved = time.Now()
+	return c.Conn.SetWriteDeadline(at)
+}
+
+// Write implements net.Conn.
+func (c *steadyConn) Write(data []byte) (written int, err error) {
+	for err == nil && written < len(data) {
+		if now := time.Now(); now.Sub(c.moved) > writeTimeout/5 {
+			_ = c.SetWriteDeadline(now.Add(writeTimeout)) // a closed connection fails below
+		}
+		var n int
+		n, err = c.Conn.Write(data[written:min(written+steadyBytes, len(data))])
+		written += n
+	}
+	return written, err
+}
