@@ -15,6 +15,7 @@ import (
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/pipelines"
 	"github.com/stagemesh/stagemesh/internal/process"
+	"github.com/stagemesh/stagemesh/internal/program"
 	"github.com/stagemesh/stagemesh/services/runners"
 )
 
@@ -96,6 +97,7 @@ func printEngines(cmd *cobra.Command, file *meshfile.File) error {
 
 func newConfigCheck() *cobra.Command {
 	var graph bool
+	var flags meshfile.Flags
 	cmd := &cobra.Command{
 		Use:   "check FILE",
 		Short: "Report every error in a mesh file, or one of pipelines, with line and column",
@@ -104,7 +106,7 @@ func newConfigCheck() *cobra.Command {
 			"Certificates, keys and tokens may be elsewhere: they are read at the start, so their errors are not reported here.",
 		Example: "  stagemesh config check mesh.yaml\n  stagemesh config check --graph mesh.yaml",
 		Args:    between(1, 1, "give one FILE to check"),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: program.WithEnvironment(func(cmd *cobra.Command, args []string) error {
 			if meshfile.HasOnlyPipelines(args[0]) {
 				routes, err := meshfile.ReadPipelines(args[0])
 				for _, route := range routes {
@@ -117,7 +119,7 @@ func newConfigCheck() *cobra.Command {
 				}
 				return err
 			}
-			file, err := meshfile.Load(args[0], runners.All()...)
+			file, err := flags.Load(args[0], runners.All()...)
 			if err != nil {
 				return err
 			}
@@ -148,8 +150,10 @@ func newConfigCheck() *cobra.Command {
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: mesh %s is fine: %s, %s\n", args[0], file.Mesh,
 				count(len(file.Stages), "stage"), count(len(file.Pipelines), "pipeline"))
 			return err
-		},
+		}),
 	}
+	cmd.Flags().StringVar(&flags.Broker, "nats", "", "the broker's URL, if the mesh has it from a flag or the environment")
+	cmd.Flags().StringVar(&flags.Consul, "consul", "", "the address of a Consul agent, if the mesh has it from a flag")
 	cmd.Flags().BoolVar(&graph, "graph", false, "print each pipeline as a tree, with what its steps read and give")
 	return cmd
 }

@@ -20,6 +20,17 @@ func TestConfigCheckTakesAGoodFile(t *testing.T) {
 	}
 }
 
+func TestConfigCheckKnowsABrokerOfAFlag(t *testing.T) {
+	t.Parallel()
+	path := testbed.MeshFile(t, "mesh: m\nresults: {replicas: 3}\nstages: {a: {runner: {echo: {}}}}\n")
+	if _, err := run(t, "config", "check", path); err == nil || !strings.Contains(err.Error(), "3 copies need a cluster of brokers") {
+		t.Errorf("without a broker: %v", err)
+	}
+	if _, err := run(t, "config", "check", "--nats", "nats://broker:4222", path); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestConfigCheckReportsErrorsWithPlaces(t *testing.T) {
 	t.Parallel()
 	const stages = "mesh: m\nstages:\n  a: {runner: {echo: {}}}\n"
