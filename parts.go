@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -342,4 +343,33 @@ func stageIn(f *meshfile.File, name string) (Stage, error) {
 		out = Stage{Name: host.Stage, Runners: append(out.Runners, host.Runner), Inputs: host.Inputs, Outputs: host.Outputs, Config: host.Config}
 	}
 	return out, nil
+}
+
+// meshMeter is a Meter whose callbacks are unregistered when the mesh stops.
+type meshMeter struct {
+	metric.Meter
+
+	mu         sync.Mutex
+	registered []metric.Registration
+}
+
+// RegisterCallback implements metric.Meter.
+func (m *meshMeter) RegisterCallback(f metric.Callback, of ...metric.Observable) (metric.Registration, error) {
+	r, err := m.Meter.RegisterCallback(f, of...)
+	if err == nil {
+		m.mu.Lock()
+		m.registered = append(m.registered, r)
+		m.mu.Unlock()
+	}
+	return r, err
+}
+
+// unregister ends all callbacks.
+func (m *meshMeter) unregister() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range m.registered {
+		_ = r.Unregister()
+	}
+	m.registered = nil
 }

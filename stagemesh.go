@@ -169,9 +169,9 @@ type Mesh struct {
 	metrics func() (families []byte, err error)
 
 	begun atomic.Bool
-	// started is true once Start has returned nil.
+	// started is true once Start has succeeded.
 	started atomic.Bool
-	meter   callbacks
+	meter   meshMeter
 	// jobs is held while SetJobs replaces them.
 	jobs sync.Mutex
 	// parts is nil before the start.
@@ -200,7 +200,7 @@ func New(s Settings) (*Mesh, error) {
 	if s.Meter == nil {
 		s.Meter = noop.Meter{}
 	}
-	return &Mesh{settings: s, meter: callbacks{Meter: s.Meter}}, nil
+	return &Mesh{settings: s, meter: meshMeter{Meter: s.Meter}}, nil
 }
 
 // AddStage adds a stage before the start.

@@ -58,14 +58,12 @@ func (m *models) Model(name string) (oip.Model, error) {
 	if p.HasBlocks() {
 		return m.graph(p).model, nil
 	}
-	last, takes := m.specOf(p.Steps[len(p.Steps)-1]), m.inputsOf(p.Steps[0])
-	if len(p.Keep) > 0 && len(takes) > 0 { // later steps may read more
-		takes = m.graph(p).inputs
-	}
+	last := m.specOf(p.Steps[len(p.Steps)-1])
+	takes, _ := m.inputs(p)
 	return oip.Model{Inputs: takes, Outputs: last.GetOutputs(), Keep: p.Keep, Streams: last.GetStream(), MaxRows: m.maxRows(p)}, nil
 }
 
-// graph is a pipeline as a model: one with blocks, or of whose inputs some are kept for later steps.
+// graph is a pipeline with blocks or keep, as a model.
 type graph struct {
 	model oip.Model
 	// inputs are the model's inputs, and those that only conditions read, which have no type.

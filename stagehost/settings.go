@@ -181,7 +181,7 @@ func (s *ModelSettings) memory() *model.Size {
 // cache returns the settings of the cache for a runner.
 func (s ModelSettings) cache(of runner.ModelLimits) modelcache.Settings {
 	out := modelcache.Settings{
-		Capacity:    model.Size{Host: lesser(s.Capacity, of.Capacity.Host), Device: lesser(s.DeviceCapacity, of.Capacity.Device)},
+		Capacity:    model.Size{Host: s.Capacity, Device: s.DeviceCapacity}.Within(of.Capacity),
 		DefaultSize: model.Size{Host: cmp.Or(s.DefaultSize, of.DefaultSize.Host), Device: cmp.Or(s.DeviceDefaultSize, of.DefaultSize.Device)},
 		LoadSlots:   cmp.Or(s.LoadSlots, of.LoadSlots, DefaultLoadSlots),
 		LoadTimeout: cmp.Or(s.LoadTimeout, of.LoadTimeout, DefaultLoadTimeout),
@@ -193,14 +193,6 @@ func (s ModelSettings) cache(of runner.ModelLimits) modelcache.Settings {
 		out.DefaultSize.Host = DefaultModelSize
 	}
 	return out
-}
-
-// lesser returns the lesser of two limits, where 0 is none.
-func lesser(a, b int64) int64 {
-	if a == 0 || b == 0 {
-		return max(a, b)
-	}
-	return min(a, b)
 }
 
 // QueueSettings bound each of the stage's queues. 0 means the default.

@@ -127,7 +127,7 @@ const (
 	minAPITimeout     = 5 * time.Second
 	pingEvery         = 2 * time.Second
 	maxPings          = 2
-	// writeTimeout bounds a write in which nothing moves: a message that is cut
+	// writeTimeout bounds the write of each steadyBytes: a message that is cut
 	// off costs the connection, and is sent again.
 	writeTimeout = 5 * time.Second
 )

@@ -7,8 +7,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// steadyDialer connects to a broker so that writeTimeout bounds the silence within a write and not
-// the whole of it: the client writes a large message at once.
+// steadyDialer connects to a broker. On its connections writeTimeout bounds each part of a write, not the
+// whole: the client writes a large message at once.
 type steadyDialer struct{}
 
 var _ nats.CustomDialer = steadyDialer{}
@@ -22,27 +22,27 @@ func (steadyDialer) Dial(network, address string) (net.Conn, error) {
 	return &steadyConn{Conn: conn}, nil
 }
 
-// steadyBytes is how much of a write has to pass within writeTimeout.
+// steadyBytes is the size of such a part.
 const steadyBytes = 256 << 10
 
 // steadyConn is a connection of a client, which writes by one goroutine at a time.
 type steadyConn struct {
 	net.Conn
 
-	// moved is when the deadline was set last.
-	moved time.Time
+	// deadlineSet is when the write deadline was set last.
+	deadlineSet time.Time
 }
 
 // SetWriteDeadline implements net.Conn.
 func (c *steadyConn) SetWriteDeadline(at time.Time) error {
-	c.moved = time.Now()
+	c.deadlineSet = time.Now()
 	return c.Conn.SetWriteDeadline(at)
 }
 
 // Write implements net.Conn.
 func (c *steadyConn) Write(data []byte) (written int, err error) {
 	for err == nil && written < len(data) {
-		if now := time.Now(); now.Sub(c.moved) > writeTimeout/5 {
+		if now := time.Now(); now.Sub(c.deadlineSet) > writeTimeout/5 {
 			_ = c.SetWriteDeadline(now.Add(writeTimeout)) // a closed connection fails below
 		}
 		var n int

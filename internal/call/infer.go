@@ -168,8 +168,8 @@ func (x *call) setPipeline(ctx context.Context, p *pipeline.Pipeline, memory *bu
 	}
 }
 
-// adaptAndCheck is check of the request that Settings.Adapt returns, whose parameters and outputs
-// become the call's. Its idempotency key means the inputs that the caller sent.
+// adaptAndCheck adapts the request by Settings.Adapt and checks it. The call takes over the adapted parameters
+// and outputs, and keeps the caller's inputs, which its idempotency key stands for.
 func (s *Service) adaptAndCheck(ctx context.Context, in place, id pipeline.RequestID, r *incoming, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
 	if s.settings.Adapt == nil || len(r.Inputs) != 1 || !isDocument(r.Inputs[0]) || r.Passthrough {
 		return s.check(id, r.Request, p, begin)

@@ -61,13 +61,12 @@ func (x *mapping) stack() (out []payload.Part, _ *fault.Fault, item int) {
 		switch {
 		case x.failed[i] == nil:
 		case x.onError == pipeline.FillItems:
-			given = x.filled(form)
+			given = inOrderOf(form, x.filled(form))
 		case x.onError == pipeline.OmitItems:
 			continue
 		default:
 			return nil, x.failed[i], i
 		}
-		given = arranged(rows, given)
 		if f := sameForm(x.path, rows, given); f != nil {
 			return nil, f, i
 		}
@@ -123,7 +122,9 @@ func (x *mapping) checkForms() (form []payload.Part) {
 		if x.failed[i] != nil {
 			continue
 		}
-		x.given[i] = arranged(first, x.given[i])
+		if first != nil {
+			x.given[i] = inOrderOf(first[0], x.given[i])
+		}
 		if x.failed[i] = sameForm(x.path, first, x.given[i]); x.failed[i] == nil && first == nil {
 			first = append(first, x.given[i])
 		}
@@ -138,16 +139,13 @@ func (x *mapping) checkForms() (form []payload.Part) {
 	return form
 }
 
-// arranged returns the parts in the order of the first item's; those that it has not are the last.
-func arranged(before [][]payload.Part, given []payload.Part) []payload.Part {
-	if len(before) == 0 {
-		return given
-	}
+// inOrderOf returns the parts in the order of a form; parts that the form lacks come last.
+func inOrderOf(form, parts []payload.Part) []payload.Part {
 	place := func(p payload.Part) int {
-		at := slices.IndexFunc(before[0], func(one payload.Part) bool { return one.Name == p.Name })
-		return cmp.Or(at+1, len(before[0])+1)
+		at := slices.IndexFunc(form, func(one payload.Part) bool { return one.Name == p.Name })
+		return cmp.Or(at+1, len(form)+1)
 	}
-	return slices.SortedStableFunc(slices.Values(given), func(a, b payload.Part) int { return cmp.Compare(place(a), place(b)) })
+	return slices.SortedStableFunc(slices.Values(parts), func(a, b payload.Part) int { return cmp.Compare(place(a), place(b)) })
 }
 
 // sameForm checks that an item gives tensors of the names, datatypes and shapes of the first.

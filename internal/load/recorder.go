@@ -153,7 +153,7 @@ func (r *Recorder) addAnswer(s Sample) {
 	}
 	if s.Answer.Total > 0 {
 		observe(r.total, s.Answer.Total)
-		if steps <= s.Answer.Total { // else some ran beside each other
+		if steps <= s.Answer.Total { // otherwise steps ran in parallel
 			observe(r.hops, s.Answer.Total-steps)
 		}
 	}

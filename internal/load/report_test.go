@@ -179,6 +179,7 @@ func TestNotesNameDoubtfulFigures(t *testing.T) {
 		"a busy one":   {func(r *load.Run) { r.Generator.CPUShare = 0.81 }, "the generator used 81 % of the 2 cores"},
 		"shared":       {func(r *load.Run) { r.Generator = load.Generator{CPUShare: 0.5, Shared: true} }, "generator and mesh share a process, which used 50 %"},
 		"late":         {func(r *load.Run) { r.Load.Kind, r.Generator.Late.P99MS = load.Open, 7 }, "one request in a hundred was sent 7.00 ms or more after its planned time"},
+		"slow":         {func(r *load.Run) { r.Latency.MeanMS = 0.2 * r.ElapsedMS }, "a request takes 20 % of the run"},
 		"few":          {func(r *load.Run) { r.Latency.Count = 12 }, "12 answers are too few for P99.9"},
 		"no timelines": {func(r *load.Run) { r.Steps = nil }, "the answers have no timelines"},
 	} {

@@ -92,7 +92,7 @@ func (f *Flags) Execute(cmd *cobra.Command, name string, inputs [][]payload.Part
 	if err != nil {
 		return err
 	}
-	// The file is opened before the measurement, so that a wrong path fails early.
+	// The file is opened before the measurement, so that a wrong path fails early, and truncated after it.
 	var file *os.File
 	if f.json != "" && f.json != "-" {
 		if file, err = os.OpenFile(f.json, os.O_WRONLY|os.O_CREATE, 0o666); err != nil { //nolint:gosec // as os.Create
@@ -109,7 +109,7 @@ func (f *Flags) Execute(cmd *cobra.Command, name string, inputs [][]payload.Part
 	case f.json == "-":
 		toJSON, text = cmd.OutOrStdout(), func(io.Writer) error { return nil }
 	case file != nil:
-		_ = file.Truncate(0) // what is no file cannot
+		_ = file.Truncate(0) // pipes and devices cannot be truncated
 		toJSON = file
 	}
 	return cmp.Or(text(cmd.OutOrStdout()), WriteJSON(toJSON, report), session.check())

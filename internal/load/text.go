@@ -350,6 +350,8 @@ const (
 	busyShare = 0.8
 	// lateMS is the P99 of the time between planning and sending.
 	lateMS = 5
+	// slowShare is of the run's time, by the mean latency.
+	slowShare = 0.1
 	// fewAnswers are too few for the percentile 99.9.
 	fewAnswers = 10_000
 )
@@ -368,6 +370,7 @@ func Notes(r Report, run Run) []string {
 	note(!g.Shared && g.CPUShare > busyShare, "the generator used %s of the %d cores, so the figures may measure the generator. Run it on another machine, or lower the load.", formatShare(g.CPUShare), r.Machine.Cores)
 	note(g.Shared && g.CPUShare > 0, "generator and mesh share a process, which used %s of the %d cores. Measure a mesh that runs separately, with --address.", formatShare(g.CPUShare), r.Machine.Cores)
 	note(run.Load.Kind == Open && g.Late.P99MS > lateMS, "one request in a hundred was sent %s or more after its planned time, because this machine was busy. The latency includes that time, as a caller's would.", FormatMS(g.Late.P99MS))
+	note(run.Latency.MeanMS > slowShare*run.ElapsedMS, "a request takes %s of the run, which ends with the last answer, so there are more answers per second than this. Run longer.", formatShare(run.Latency.MeanMS/run.ElapsedMS))
 	note(run.Latency.Count > 0 && run.Latency.Count < fewAnswers, "%s are too few for P99.9; run longer.", plural(run.Latency.Count, "answer"))
 	note(run.Answered > 0 && len(run.Steps) == 0, "the answers have no timelines, so all of their time counts as outside.")
 	return out

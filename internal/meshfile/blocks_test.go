@@ -130,6 +130,7 @@ func TestMistakesInBlocks(t *testing.T) {
 		"two subjects":            {"{metadata: user, matches", "{metadata: user, part: x, matches", "switch[3].when.part: exactly one of"},
 		"a bad expression":        {"matches: \"a.*\"", "matches: \"a(\"", "switch[3].when.matches:"},
 		"a number and metadata":   {"matches: \"a.*\"", "equals: 2", "switch[3].when.equals: metadata and tenants are text; write \"2\" in quotes"},
+		"numbers and metadata":    {"matches: \"a.*\"", "in: [a, 2]", "switch[3].when.in[1]: metadata and tenants are text"},
 		"metadata above a number": {"matches: \"a.*\"", "above: 2", "switch[3].when.above: above and below compare numbers"},
 		"a step of else":          {"template", "Template", "steps[5].try.else[0]: step name"},
 		"a fill that overflows":   {"score: {shape: [], data: [0.5]}", "score: {shape: [], data: [1e39]}", "steps[2].map.fill.score.data[0]: 1e+39 is not a value of datatype FP32"},

@@ -48,7 +48,7 @@ func ReadModels(path string) ([]model.Model, []models.AliasChange, error) {
 func (f *File) models() (out []model.Model, aliases []models.AliasChange, err error) {
 	var errs []error
 	if f.Registry.None && len(f.Models)+len(f.Aliases) > 0 {
-		errs = append(errs, f.At(errors.New("models and aliases need a registry, and registry.none says that there is none"), "models"))
+		errs = append(errs, f.At(errors.New("models and aliases need a registry; remove registry.none"), "models"))
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.Models)) {
 		in := f.Models[name]

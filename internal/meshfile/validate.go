@@ -254,7 +254,7 @@ func (f *File) buildParts(stages []string) (hosts []stagehost.Settings, routes [
 			hosts = append(hosts, host)
 		}
 		if err == nil && f.Registry.None && f.Stages[name].Models != nil {
-			err = f.At(errors.New("models: need a registry, and registry.none says that there is none"), "stages", name)
+			err = f.At(errors.New("models: need a registry; remove registry.none"), "stages", name)
 		}
 		errs = append(errs, err)
 	}
@@ -452,7 +452,7 @@ func (f *File) validateOwnBroker() error {
 		err := fmt.Errorf("max_payload: inputs of %s do not fit into a message of nats.max_payload, which is %s; raise that, or lower this", config.Bytes(f.Gateway.MaxPayload), config.Bytes(most))
 		errs = append(errs, f.At(err, "gateway"))
 	case f.Gateway.MaxPayload == 0 && admission.DefaultMaxPayload >= most && most >= minBrokerPayload:
-		err := fmt.Errorf("max_payload: inputs of %s, the default of gateway.max_payload, do not fit into a message of %s; raise this, or lower that", config.Bytes(admission.DefaultMaxPayload), config.Bytes(most))
+		err := fmt.Errorf("max_payload: inputs of %s, the default of gateway.max_payload, do not fit into a message of %s; raise it, or set a lower gateway.max_payload", config.Bytes(admission.DefaultMaxPayload), config.Bytes(most))
 		errs = append(errs, f.At(err, "nats"))
 	}
 	memory, store := config.Bytes(reserved.Memory), config.Bytes(reserved.Store)

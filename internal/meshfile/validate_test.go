@@ -145,7 +145,7 @@ func TestErrorsHaveTheirPlace(t *testing.T) {
 		"no least hosts":            {stage("min_hosts: -1"), "m.yaml:5:5: stages.a.min_hosts: -1 is not between 0 and 10000"},
 		"gateway bound":             {good + "gateway: {max_in_flight: -1}", "m.yaml:4:11: gateway.max_in_flight: -1 is negative"},
 		"gateway bytes":             {good + "gateway: {max_in_flight_bytes: 1MiB}", "m.yaml:4:11: gateway.max_in_flight_bytes: 1MiB is less than the 20MiB that one request may need"},
-		"a pipeline's bound":        {pipeline("max_in_flight: -1\n    steps: [{name: s, stage: a}]"), "m.yaml:6:5: pipelines.p.max_in_flight: -1 is not from 0 to 2147483647"},
+		"a pipeline's bound":        {pipeline("max_in_flight: -1\n    steps: [{name: s, stage: a}]"), "m.yaml:6:5: pipelines.p.max_in_flight: -1 is not between 0 and 2147483647"},
 		"gateway timeout":           {good + "gateway: {timeout: -1s}", "m.yaml:4:11: gateway.timeout: -1s is negative"},
 		"longest timeout":           {good + "gateway: {max_timeout: -1s}", "m.yaml:4:11: gateway.max_timeout: -1s is negative"},
 		"timeouts":                  {good + "gateway: {timeout: 2s, max_timeout: 1s}", "m.yaml:4:11: gateway.timeout: 2s is more than the max_timeout of 1s"},

@@ -295,9 +295,7 @@ func (r *Runner) ModelLimits() runner.ModelLimits {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := r.status.ModelLimits
-	if most := r.memory.Host; most > 0 && (out.Capacity.Host == 0 || most < out.Capacity.Host) {
-		out.Capacity.Host = most
-	}
+	out.Capacity = out.Capacity.Within(model.Size{Host: r.memory.Host})
 	return out
 }
 

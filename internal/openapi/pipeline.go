@@ -30,10 +30,10 @@ func describe(d *document, p Pipeline) (paths, schemas map[string]json.RawMessag
 		key := "graph." + strings.ReplaceAll(string(p.Name), ".", "..")
 		a.out = side{spec: &stagev1.Spec{Outputs: p.Outputs}, key: key}
 		a.in.key, a.in.asked = key, p.Inputs
-	} else if isKept := len(p.Keep) > 0 && p.Inputs != nil; isKept || len(first.Inputs) > 0 {
-		// Callers use other input names than for the stage alone, or send more. The dots of a name are doubled, so
-		// that no two keys are one.
-		if isKept {
+	} else if len(p.Keep)+len(first.Inputs) > 0 {
+		// Callers use other input names than for the stage alone, or send more. The dots of a name are
+		// doubled, so that no two keys are one.
+		if len(p.Keep) > 0 {
 			a.in.asked = p.Inputs
 		}
 		a.in.key = "pipeline." + strings.ReplaceAll(string(p.Name), ".", "..")

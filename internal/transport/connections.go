@@ -102,8 +102,8 @@ func (c *Connections) add(conn net.Conn) *countedConn {
 	return out
 }
 
-// wait adds an anonymous connection, and returns the one that is too many, if there is any. One may
-// wait beside as many admitted ones as there may be.
+// wait adds an anonymous connection, and returns the one that has to end for it, if any. Anonymous and
+// admitted connections together stay within the limit, but one anonymous connection may always wait.
 func (c *Connections) wait(conn *countedConn) (oldest *countedConn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -115,6 +115,9 @@ const (
 	readBuffer = 64 << 10
 )
 
+// DefaultStopLimit is the stop_limit of workers whose settings have none.
+const DefaultStopLimit = 5 * time.Second
+
 // durationLimit is a limit of time with its key in messages.
 type durationLimit struct {
 	key       string
@@ -128,7 +131,7 @@ func (l *Limits) durations() []durationLimit {
 		{"run_limit", &l.RunLimit, 5 * time.Minute},
 		{"heartbeat", &l.Heartbeat, 5 * time.Second},
 		{"heartbeat_limit", &l.HeartbeatLimit, 10 * time.Second},
-		{"stop_limit", &l.StopLimit, 5 * time.Second},
+		{"stop_limit", &l.StopLimit, DefaultStopLimit},
 		{"backoff", &l.Backoff, 100 * time.Millisecond},
 		{"max_backoff", &l.MaxBackoff, 30 * time.Second},
 		{"settled", &l.StableAfter, 10 * time.Second},

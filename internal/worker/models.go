@@ -48,18 +48,9 @@ func (r *reader) adoptLimits(m *frame.ModelLimits) error {
 		Capacity: sizeOf(m.Capacity), DefaultSize: sizeOf(m.DefaultSize),
 		LoadSlots: max(1, m.LoadSlots), LoadTimeout: time.Duration(m.LoadTimeout) * time.Millisecond,
 	}
-	limits.Capacity.Host = lesser(limits.Capacity.Host, memory.Host)
-	limits.Capacity.Device = lesser(limits.Capacity.Device, memory.Device)
+	limits.Capacity = limits.Capacity.Within(*memory)
 	r.of.worker.runner.limits.Store(&limits)
 	return nil
-}
-
-// lesser returns the lesser of two limits, of which 0 is none.
-func lesser(a, b int64) int64 {
-	if a == 0 || b == 0 {
-		return max(a, b)
-	}
-	return min(a, b)
 }
 
 // ask sends every rank of the ready worker a request about a model.

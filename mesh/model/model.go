@@ -68,6 +68,17 @@ type Size struct {
 	Device int64 `yaml:"device_size,size"`
 }
 
+// Within returns the lesser limits of both sizes, where 0 is no limit.
+func (s Size) Within(most Size) Size {
+	lesser := func(a, b int64) int64 {
+		if a == 0 || b == 0 {
+			return max(a, b)
+		}
+		return min(a, b)
+	}
+	return Size{Host: lesser(s.Host, most.Host), Device: lesser(s.Device, most.Device)}
+}
+
 // Model is the record of a model. It never changes once it is registered.
 type Model struct {
 	ID    ID                 `yaml:"-"`

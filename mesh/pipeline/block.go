@@ -221,7 +221,7 @@ type List struct {
 	index int
 }
 
-// Field returns the key in the file, below the step's, that has the list and what it gives.
+// Field returns the key of the branch, case or block that has the list, below its step.
 func (l List) Field() string {
 	switch l.block {
 	case "parallel", "split":
@@ -232,7 +232,7 @@ func (l List) Field() string {
 	return l.block
 }
 
-// StepsField returns the key of the steps themselves.
+// StepsField returns the key of the list itself, such as switch[1].else.
 func (l List) StepsField() string {
 	if l.Name == "else" && (l.block == "switch" || l.block == "try") {
 		return l.Field() + ".else"
@@ -499,6 +499,11 @@ func (p *Predicate) validate() error {
 	count(&subjects, p.Part != "", p.Parameter != "", p.Metadata != "", p.Tenant)
 	count(&conditions, p.Equals != nil, len(p.In) > 0, p.Above != nil || p.Below != nil, p.Matches != "", p.Exists != nil)
 	count(&elements, p.Any, p.All, p.Index != nil)
+	isText := p.Metadata != "" || p.Tenant
+	isWrong := func(v payload.Value) bool {
+		_, is := v.Any().(string)
+		return isText && !is
+	}
 	switch {
 	case subjects != 1:
 		return errors.New("part: exactly one of part, parameter, metadata and tenant is required")
@@ -510,13 +515,13 @@ func (p *Predicate) validate() error {
 		return errors.New("any: any, all and index are for elements of a part")
 	case p.Index != nil && *p.Index < 0:
 		return fmt.Errorf("index: %d is negative", *p.Index)
-	case (p.Metadata != "" || p.Tenant) && (p.Above != nil || p.Below != nil):
+	case isText && (p.Above != nil || p.Below != nil):
 		return errors.New("above: above and below compare numbers, and metadata and tenants are text")
+	case p.Equals != nil && isWrong(*p.Equals):
+		return fmt.Errorf("equals: metadata and tenants are text; write \"%v\" in quotes", p.Equals.Any())
 	}
-	for _, v := range p.values() {
-		if _, isText := v.Any().(string); (p.Metadata != "" || p.Tenant) && !isText {
-			return fmt.Errorf("equals: metadata and tenants are text; write \"%v\" in quotes", v.Any())
-		}
+	if i := slices.IndexFunc(p.In, isWrong); i >= 0 {
+		return fmt.Errorf("in[%d]: metadata and tenants are text; write \"%v\" in quotes", i, p.In[i].Any())
 	}
 	for key, limit := range map[string]*float64{"above": p.Above, "below": p.Below} {
 		if limit != nil && (math.IsNaN(*limit) || math.IsInf(*limit, 0)) {
@@ -531,14 +536,6 @@ func (p *Predicate) validate() error {
 		return keyed("matches", err)
 	}
 	return nil
-}
-
-// values are those that the predicate compares with.
-func (p *Predicate) values() []payload.Value {
-	if p.Equals != nil {
-		return []payload.Value{*p.Equals}
-	}
-	return p.In
 }
 
 // Pattern returns Matches as an expression for a whole text, nil without one. The error says what is

@@ -109,7 +109,7 @@ func (p Pipeline) validate() error {
 		return err
 	}
 	if p.MaxInFlight < 0 || p.MaxInFlight > math.MaxInt32 {
-		return fmt.Errorf("max_in_flight: %d is not from 0 to %d", p.MaxInFlight, math.MaxInt32)
+		return fmt.Errorf("max_in_flight: %d is not between 0 and %d", p.MaxInFlight, math.MaxInt32)
 	}
 	if _, err := ParseDurability(string(p.Durability)); err != nil {
 		return err

@@ -103,7 +103,7 @@ func newConfigCheck() *cobra.Command {
 		Short: "Report every error in a mesh file, or one of pipelines, with line and column",
 		Long: "Report every error in a mesh file, with line and column, and start nothing.\n" +
 			"The file of a model or a worker that is missing is an error, or a warning if other processes can serve its stage.\n" +
-			"Certificates, keys and tokens may be elsewhere: they are read at the start, so their errors are not reported here.",
+			"Certificates, keys and tokens may be elsewhere: they are read at the start, so their errors are not reported here.\n\n" + program.EnvironmentHelp,
 		Example: "  stagemesh config check mesh.yaml\n  stagemesh config check --graph mesh.yaml",
 		Args:    between(1, 1, "give one FILE to check"),
 		RunE: program.WithEnvironment(func(cmd *cobra.Command, args []string) error {
@@ -152,8 +152,8 @@ func newConfigCheck() *cobra.Command {
 			return err
 		}),
 	}
-	cmd.Flags().StringVar(&flags.Broker, "nats", "", "the broker's URL, if the mesh has it from a flag or the environment")
-	cmd.Flags().StringVar(&flags.Consul, "consul", "", "the address of a Consul agent, if the mesh has it from a flag")
+	cmd.Flags().StringVar(&flags.Broker, "nats", "", "the broker's URL, instead of nats.url")
+	cmd.Flags().StringVar(&flags.Consul, "consul", "", "the address of a Consul agent, instead of registry")
 	cmd.Flags().BoolVar(&graph, "graph", false, "print each pipeline as a tree, with what its steps read and give")
 	return cmd
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/stagemesh/stagemesh/gateway"
 	"github.com/stagemesh/stagemesh/internal/meshfile"
 	"github.com/stagemesh/stagemesh/internal/process"
+	"github.com/stagemesh/stagemesh/internal/worker"
 	"github.com/stagemesh/stagemesh/services/runners"
 	"github.com/stagemesh/stagemesh/stagehost"
 )
@@ -51,12 +52,9 @@ var composeText string
 
 var composeTemplate = template.Must(template.New("compose").Parse(composeText))
 
-const (
-	// stopTime is what the end of a process takes after its drain: the default stop_limit of
-	// workers, and ten seconds.
-	stopTime  = stopLimit + 10*time.Second
-	stopLimit = 5 * time.Second
-)
+// stopTime is what the end of a process takes after its drain: the default stop_limit of workers,
+// and ten seconds.
+const stopTime = worker.DefaultStopLimit + 10*time.Second
 
 // composeService is a service that runs a part of the mesh.
 type composeService struct {
@@ -96,9 +94,9 @@ func composeFile(file *meshfile.File, path string) ([]byte, error) {
 		}
 		drain := cmp.Or(file.Stages[stage].DrainTimeout, stagehost.DefaultDrainTimeout)
 		if _, hasModels := file.Stages[stage].Runner["onnx_models"]; hasModels || file.Stages[stage].Models != nil {
-			drain += drain / 2 // models move to other hosts before
+			drain += drain / 2 // before it drains, a host moves its models for at most half of drain_timeout
 		}
-		s := composeServiceOf(stage, image, "stage, "+stage, drain+max(0, workers.StopLimit-stopLimit))
+		s := composeServiceOf(stage, image, "stage, "+stage, drain+max(0, workers.StopLimit-worker.DefaultStopLimit))
 		s.GPUs = slices.ContainsFunc(workers.Replicas, func(r runners.WorkerReplica) bool { return len(r.Devices) > 0 })
 		data.Stages = append(data.Stages, s)
 	}

@@ -19,7 +19,6 @@ import (
 )
 
 func newExplain() *cobra.Command {
-	var admin port
 	var asJSON bool
 	explain := &cobra.Command{
 		Use:   "explain REQUEST_ID",
@@ -29,22 +28,18 @@ func newExplain() *cobra.Command {
 			"that, stored results and dead letters tell.",
 		Example: "  stagemesh explain 01a1fc37-9c70-7089-b8a4-eabc34a6f203",
 		Args:    between(1, 1, "give one REQUEST_ID"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return admin.reach(func(client clients) error {
-				response, err := client.ExplainRequest(cmd.Context(), connect.NewRequest(&adminv1.ExplainRequestRequest{RequestId: args[0]}))
-				switch {
-				case err != nil:
-					return err
-				case asJSON:
-					return printJSON(cmd.OutOrStdout(), response.Msg.GetReport())
-				}
-				return printReport(cmd.OutOrStdout(), response.Msg.GetReport(), time.Now())
-			})
-		},
 	}
-	admin.addAdmin(explain)
 	addJSON(explain, &asJSON, "the report")
-	return explain
+	return askAdmin(explain, func(cmd *cobra.Command, client clients, args []string) error {
+		response, err := client.ExplainRequest(cmd.Context(), connect.NewRequest(&adminv1.ExplainRequestRequest{RequestId: args[0]}))
+		switch {
+		case err != nil:
+			return err
+		case asJSON:
+			return printJSON(cmd.OutOrStdout(), response.Msg.GetReport())
+		}
+		return printReport(cmd.OutOrStdout(), response.Msg.GetReport(), time.Now())
+	})
 }
 
 // printReport prints what is known of a request, each time with the usual one in brackets, and

@@ -55,7 +55,7 @@ func newInfer() *cobra.Command {
 			c.pipeline, c.stdin, c.lines.hints = args[0], cmd.InOrStdin(), cmd.ErrOrStderr()
 			ctx, stop := process.SignalContext(cmd.Context())
 			defer stop()
-			defer context.AfterFunc(ctx, stop)() // a second signal ends what waits for input
+			defer context.AfterFunc(ctx, stop)() // a second signal ends the process, also while it reads input
 			return c.run(ctx, args[1:], cmd.OutOrStdout())
 		},
 	}
@@ -286,7 +286,6 @@ func (n *requestName) read(cmd *cobra.Command, args []string) error {
 }
 
 func newGetResult() *cobra.Command {
-	var gateway port
 	var style style
 	var wait time.Duration
 	var name requestName
@@ -298,32 +297,27 @@ func newGetResult() *cobra.Command {
 		Example: "  stagemesh get result 01a1fc37-9c70-7089-b8a4-eabc34a6f203 --wait 5s\n" +
 			"  stagemesh get result --pipeline digits --idempotency-key order-4711",
 		Args: name.read,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if wait < 0 {
-				return usageError(cmd, fmt.Errorf("--wait: %s is negative", wait))
-			}
-			out := &printer{style: style, out: cmd.OutOrStdout(), first: "REQUEST"}
-			return gateway.reach(func(client clients) error {
-				request := &inferencev1.GetResultRequest{RequestId: name.id, Pipeline: name.pipeline, IdempotencyKey: name.key, Wait: durationpb.New(wait)}
-				response, err := client.GetResult(cmd.Context(), connect.NewRequest(request))
-				if err != nil {
-					return err
-				}
-				answer := response.Msg.GetResult()
-				err = out.answer(answer.GetRequestId(), answer, answer.GetTimeline().GetTotal().AsDuration())
-				return errors.Join(err, out.flush())
-			})
-		},
 	}
-	gateway.addPublic(result)
 	name.add(result)
 	result.Flags().DurationVar(&wait, "wait", 0, "how long to wait for a result that is not stored yet")
 	style.add(result)
-	return result
+	return askPublic(result, func(cmd *cobra.Command, client clients, _ []string) error {
+		if wait < 0 {
+			return usageError(cmd, fmt.Errorf("--wait: %s is negative", wait))
+		}
+		out := &printer{style: style, out: cmd.OutOrStdout(), first: "REQUEST"}
+		request := &inferencev1.GetResultRequest{RequestId: name.id, Pipeline: name.pipeline, IdempotencyKey: name.key, Wait: durationpb.New(wait)}
+		response, err := client.GetResult(cmd.Context(), connect.NewRequest(request))
+		if err != nil {
+			return err
+		}
+		answer := response.Msg.GetResult()
+		err = out.answer(answer.GetRequestId(), answer, answer.GetTimeline().GetTotal().AsDuration())
+		return errors.Join(err, out.flush())
+	})
 }
 
 func newCancel() *cobra.Command {
-	var gateway port
 	var name requestName
 	cancel := &cobra.Command{
 		Use:   "cancel [REQUEST_ID]",
@@ -333,17 +327,13 @@ func newCancel() *cobra.Command {
 		Example: "  stagemesh cancel 01a1fc37-9c70-7089-b8a4-eabc34a6f203\n" +
 			"  stagemesh cancel --pipeline digits --idempotency-key order-4711",
 		Args: name.read,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return gateway.reach(func(client clients) error {
-				if _, err := client.Cancel(cmd.Context(), connect.NewRequest(&inferencev1.CancelRequest{RequestId: name.id, Pipeline: name.pipeline, IdempotencyKey: name.key})); err != nil {
-					return err
-				}
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "the mesh was asked to cancel %s; finished work stays finished\n", &name)
-				return err
-			})
-		},
 	}
-	gateway.addPublic(cancel)
 	name.add(cancel)
-	return cancel
+	return askPublic(cancel, func(cmd *cobra.Command, client clients, _ []string) error {
+		if _, err := client.Cancel(cmd.Context(), connect.NewRequest(&inferencev1.CancelRequest{RequestId: name.id, Pipeline: name.pipeline, IdempotencyKey: name.key})); err != nil {
+			return err
+		}
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "the mesh was asked to cancel %s; finished work stays finished\n", &name)
+		return err
+	})
 }

@@ -30,31 +30,26 @@ func newPipelines() *cobra.Command {
 }
 
 func newPipelinesList() *cobra.Command {
-	var admin port
 	var asJSON bool
 	list := &cobra.Command{
 		Use:     "list",
 		Short:   "List the pipelines",
 		Example: "  stagemesh pipelines list\n  stagemesh pipelines list --json",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return admin.reach(func(client clients) error {
-				answer, err := client.ListPipelines(cmd.Context(), connect.NewRequest(&adminv1.ListPipelinesRequest{}))
-				if err != nil {
-					return err
-				}
-				if asJSON {
-					return printJSON(cmd.OutOrStdout(), answer.Msg.GetPipelines()...)
-				}
-				now := time.Now()
-				printStale(cmd.OutOrStdout(), answer.Msg, now)
-				return printPipelines(cmd.OutOrStdout(), answer.Msg.GetPipelines(), now)
-			})
-		},
 	}
-	admin.addAdmin(list)
 	addJSON(list, &asJSON, "each pipeline")
-	return list
+	return askAdmin(list, func(cmd *cobra.Command, client clients, _ []string) error {
+		answer, err := client.ListPipelines(cmd.Context(), connect.NewRequest(&adminv1.ListPipelinesRequest{}))
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return printJSON(cmd.OutOrStdout(), answer.Msg.GetPipelines()...)
+		}
+		now := time.Now()
+		printStale(cmd.OutOrStdout(), answer.Msg, now)
+		return printPipelines(cmd.OutOrStdout(), answer.Msg.GetPipelines(), now)
+	})
 }
 
 func printPipelines(out io.Writer, pipelines []*adminv1.PipelineStatus, now time.Time) error {
@@ -97,38 +92,32 @@ func sourceOf(p *adminv1.PipelineStatus) string {
 }
 
 func newPipelinesGet() *cobra.Command {
-	var admin port
 	var asJSON bool
 	get := &cobra.Command{
 		Use:     "get NAME",
 		Short:   "Print a pipeline as a file that apply takes",
 		Example: "  stagemesh pipelines get digits > digits.yaml",
 		Args:    between(1, 1, "give the NAME of one pipeline"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return admin.reach(func(client clients) error {
-				answer, err := client.GetPipeline(cmd.Context(), connect.NewRequest(&adminv1.GetPipelineRequest{Name: args[0]}))
-				if err != nil {
-					return err
-				}
-				if asJSON {
-					return printJSON(cmd.OutOrStdout(), answer.Msg.GetPipeline())
-				}
-				route, err := pipeline.FromProto(answer.Msg.GetPipeline().GetPipeline())
-				if err != nil {
-					return err
-				}
-				_, err = cmd.OutOrStdout().Write(meshfile.WritePipelines(route))
-				return err
-			})
-		},
 	}
-	admin.addAdmin(get)
 	addJSON(get, &asJSON, "the pipeline and its status")
-	return get
+	return askAdmin(get, func(cmd *cobra.Command, client clients, args []string) error {
+		answer, err := client.GetPipeline(cmd.Context(), connect.NewRequest(&adminv1.GetPipelineRequest{Name: args[0]}))
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			return printJSON(cmd.OutOrStdout(), answer.Msg.GetPipeline())
+		}
+		route, err := pipeline.FromProto(answer.Msg.GetPipeline().GetPipeline())
+		if err != nil {
+			return err
+		}
+		_, err = cmd.OutOrStdout().Write(meshfile.WritePipelines(route))
+		return err
+	})
 }
 
 func newPipelinesApply() *cobra.Command {
-	var admin port
 	var force bool
 	var revision uint64
 	apply := &cobra.Command{
@@ -139,24 +128,20 @@ func newPipelinesApply() *cobra.Command {
 			"stagemesh pipelines plan shows the changes first.",
 		Example: "  stagemesh pipelines apply mesh.yaml\n  stagemesh pipelines apply pipelines.yaml digits",
 		Args:    aFile,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			wanted, err := wantedOf(args[0], args[1:])
-			if err != nil {
-				return err
-			}
-			expect := givenRevision(cmd, &revision)
-			if expect != nil && len(wanted) != 1 {
-				return usageError(cmd, fmt.Errorf("--expect: is the revision of one pipeline, and these are %d; name one", len(wanted)))
-			}
-			return admin.reach(func(client clients) error {
-				return applyAll(cmd.Context(), client, wanted, expect, force, cmd.OutOrStdout())
-			})
-		},
 	}
-	admin.addAdmin(apply)
 	apply.Flags().BoolVar(&force, "force", false, "apply pipelines even if their stages are unknown or do not fit together")
 	apply.Flags().Uint64Var(&revision, "expect", 0, "apply only if the pipeline has this revision; 0 means that it must not exist")
-	return apply
+	return askAdmin(apply, func(cmd *cobra.Command, client clients, args []string) error {
+		wanted, err := wantedOf(args[0], args[1:])
+		if err != nil {
+			return err
+		}
+		expect := givenRevision(cmd, &revision)
+		if expect != nil && len(wanted) != 1 {
+			return usageError(cmd, fmt.Errorf("--expect: is the revision of one pipeline, and these are %d; name one", len(wanted)))
+		}
+		return applyAll(cmd.Context(), client, wanted, expect, force, cmd.OutOrStdout())
+	})
 }
 
 // givenRevision returns the revision if the flag --expect is given, and else nil.
@@ -245,7 +230,6 @@ func describeApplied(c adminv1.PipelineChange) string {
 }
 
 func newPipelinesDelete() *cobra.Command {
-	var admin port
 	var revision uint64
 	remove := &cobra.Command{
 		Use:   "delete NAME...",
@@ -259,22 +243,18 @@ func newPipelinesDelete() *cobra.Command {
 			}
 			return between(1, unlimited, "give the NAME of at least one pipeline")(cmd, args)
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			expect := givenRevision(cmd, &revision)
-			return admin.reach(func(client clients) error {
-				for _, name := range args {
-					if _, err := client.DeletePipeline(cmd.Context(), connect.NewRequest(&adminv1.DeletePipelineRequest{Name: name, ExpectRevision: expect})); err != nil {
-						return err
-					}
-					fmt.Fprintf(cmd.OutOrStdout(), "pipeline %s deleted\n", name)
-				}
-				return nil
-			})
-		},
 	}
-	admin.addAdmin(remove)
 	remove.Flags().Uint64Var(&revision, "expect", 0, "delete only if the pipeline has this revision")
-	return remove
+	return askAdmin(remove, func(cmd *cobra.Command, client clients, args []string) error {
+		expect := givenRevision(cmd, &revision)
+		for _, name := range args {
+			if _, err := client.DeletePipeline(cmd.Context(), connect.NewRequest(&adminv1.DeletePipelineRequest{Name: name, ExpectRevision: expect})); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "pipeline %s deleted\n", name)
+		}
+		return nil
+	})
 }
 
 // staleness is part of an answer that may be out of date.
@@ -290,7 +270,6 @@ func printStale(out io.Writer, answer staleness, now time.Time) {
 }
 
 func newPipelinesPlan() *cobra.Command {
-	var admin port
 	var asJSON bool
 	plan := &cobra.Command{
 		Use:   "plan FILE [NAME...]",
@@ -300,31 +279,27 @@ func newPipelinesPlan() *cobra.Command {
 			"would not be applied.",
 		Example: "  stagemesh pipelines plan mesh.yaml",
 		Args:    aFile,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			wanted, err := wantedOf(args[0], args[1:])
-			if err != nil {
-				return err
-			}
-			return admin.reach(func(client clients) error {
-				plans, err := plansOf(cmd.Context(), client, wanted)
-				if err != nil {
-					return err
-				}
-				if asJSON {
-					err = printJSON(cmd.OutOrStdout(), plans...)
-				} else {
-					err = printPlans(cmd.OutOrStdout(), wanted, plans)
-				}
-				if err == nil && slices.ContainsFunc(plans, hasErrors) {
-					err = errDoesNotFit
-				}
-				return err
-			})
-		},
 	}
-	admin.addAdmin(plan)
 	addJSON(plan, &asJSON, "the plan for each pipeline")
-	return plan
+	return askAdmin(plan, func(cmd *cobra.Command, client clients, args []string) error {
+		wanted, err := wantedOf(args[0], args[1:])
+		if err != nil {
+			return err
+		}
+		plans, err := plansOf(cmd.Context(), client, wanted)
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			err = printJSON(cmd.OutOrStdout(), plans...)
+		} else {
+			err = printPlans(cmd.OutOrStdout(), wanted, plans)
+		}
+		if err == nil && slices.ContainsFunc(plans, hasErrors) {
+			err = errDoesNotFit
+		}
+		return err
+	})
 }
 
 // plansOf asks what applying the pipelines would change; each pipeline has a plan.

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -235,16 +236,16 @@ const (
 // errSilent is returned when a port accepts a request and does not answer.
 var errSilent = errors.New("no answer")
 
-// withSilence returns a context that ends after so long, with errSilent.
-func withSilence(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
+// withAnswerTimeout returns a context that ends with errSilent after that time.
+func withAnswerTimeout(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, within, fmt.Errorf("%w within %s", errSilent, within))
 }
 
-// limitWait bounds the wait for each answer, by the time that the request itself asks for and
-// answerTime. It does not bound calls that take as long as what they wait for.
+// limitWait bounds the wait for each answer: answerTime, plus the wait or timeout that the request asks for.
+// Calls that take as long as their work have no bound.
 func limitWait(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
-		asked := time.Duration(0)
+		var asked time.Duration
 		switch in := r.Any().(type) {
 		case *inferencev1.SubmitJobsRequest, *adminv1.EnsureLoadedRequest, *adminv1.SetAliasRequest:
 			return next(ctx, r)
@@ -252,12 +253,10 @@ func limitWait(next connect.UnaryFunc) connect.UnaryFunc {
 			if asked = in.GetTimeout().AsDuration(); asked == 0 {
 				return next(ctx, r)
 			}
-		case *inferencev1.GetResultRequest:
-			asked = in.GetWait().AsDuration()
-		case *inferencev1.GetJobRequest:
+		case interface{ GetWait() *durationpb.Duration }: // GetResult, GetJob, ListJobs
 			asked = in.GetWait().AsDuration()
 		}
-		within, cancel := withSilence(ctx, asked+answerTime)
+		within, cancel := withAnswerTimeout(ctx, asked+answerTime)
 		defer cancel()
 		response, err := next(within, r)
 		if cause := context.Cause(within); err != nil && errors.Is(cause, errSilent) {

@@ -147,7 +147,7 @@ func (c *scaleCommand) execute(ctx context.Context, stage string, hosts uint32) 
 	cmd.WaitDelay = 5 * time.Second
 	err := cmd.Run()
 	if cmd.Process != nil && limited.Err() != nil {
-		_ = kill(syscall.SIGKILL) // mostly nobody is left
+		_ = kill(syscall.SIGKILL) // children that ignored SIGINT
 	}
 	if errors.Is(limited.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("it took more than %s: %w", c.timeout, err)

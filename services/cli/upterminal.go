@@ -23,7 +23,7 @@ type terminalHandler struct {
 type screenState struct {
 	mu  sync.Mutex
 	out io.Writer
-	// cause is why the worker did not start last, which other records leave out once it is shown.
+	// cause is the message of the last worker state ERROR; isShown is true once it is on the screen.
 	cause   string
 	isShown bool
 }

@@ -251,7 +251,7 @@ type registration struct {
 
 // Unregister implements metric.Registration.
 func (r *registration) Unregister() error {
-	r.once.Do(func() { r.of.Add(-1) })
+	r.once.Do(func() { r.of.Add(-1) }) // a host unregisters its own when it ends
 	return nil
 }
 

@@ -344,7 +344,7 @@ func TestRequestsWithBlocksAreRequests(t *testing.T) {
 			return nil, ctx.Err()
 		}))
 		bed.Host("slow", inproc.Each(inproc.Settings{}, func(_ context.Context, item runner.Item) ([]payload.Part, error) {
-			<-time.After(time.Second) // as long again is left for what a busy machine takes
+			<-time.After(time.Second) // the try's deadline allows another second on a busy machine
 			return item.Inputs, nil
 		}))
 		two := func(first, second pipeline.Step, edit func(*pipeline.Branch)) pipeline.Block {

@@ -109,8 +109,8 @@ func (h *jobsHandler) submit(w http.ResponseWriter, r *http.Request) error {
 	memory := budget.Of(r.Context(), h.settings.MaxPayload)
 	defer memory.Close()
 	contentType := r.Header.Get("Content-Type")
-	if in.GetHttp() != nil {
-		r.Header.Set("Content-Type", "application/octet-stream") // it is read as one blob, whatever it is
+	if in.GetHttp().GetPath() != "" {
+		r.Header.Set("Content-Type", "application/octet-stream") // the target gets the body unchanged, so it is read as one blob
 	}
 	request, _, err := h.readRequest(w, r, in.GetInfer().GetPipeline(), QueuesPrefix+"{queue}/jobs", memory)
 	if err != nil {
@@ -150,8 +150,8 @@ func takeJobQuery(in *inferencev1.SubmitJobRequest, raw string) (rest string, er
 	err = eachQuery(raw, func(key, value string) error {
 		attribute, isAttribute := strings.CutPrefix(key, "attributes.")
 		switch {
-		case (key == "pipeline" || key == "path") && in.GetPayload() != nil:
-			return errors.New("pipeline is for queues of pipelines, and path for those with an HTTP target; leave one out")
+		case key == "pipeline" && in.GetPayload() != nil:
+			return errors.New("is for queues of pipelines, and path for queues with an HTTP target; leave one out")
 		case key == "pipeline":
 			in.Payload = &inferencev1.SubmitJobRequest_Infer{Infer: &inferencev1.InferRequest{Pipeline: value}}
 		case key == "path":

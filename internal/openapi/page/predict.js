@@ -229,7 +229,7 @@
       return { type: parts[0].type, body: parts[0].data };
     }
     if (parts.every((one) => one.kind === "tensor" || one.kind === "text")) {
-      return { type: "application/json", body: written(byName(parts)) };
+      return { type: "application/json", body: stringify(byName(parts)) };
     }
     if (parts.some((one) => one.kind === "tensor")) {
       throw new Error("This page sends tensors beside text alone; the code below sends this request.");
@@ -244,9 +244,9 @@
   // isAlone reports whether the body is the one input, which needs no name.
   const isAlone = (parts) => fields.length === 1 && parts.length === 1 && parts[0].kind !== "tensor";
 
-  // parse and written keep whole numbers that a double cannot hold, where the browser can.
+  // parse and stringify keep integers that a double cannot hold, in browsers that support it.
   const parse = (text) => JSON.parse(text, (_, value, context) => (Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "") ? BigInt(context.source) : value));
-  const written = (value, indent) => JSON.stringify(value, (_, one) => (typeof one === "bigint" ? JSON.rawJSON(String(one)) : one), indent);
+  const stringify = (value, indent) => JSON.stringify(value, (_, one) => (typeof one === "bigint" ? JSON.rawJSON(String(one)) : one), indent);
 
   const byName = (parts) => Object.fromEntries(parts.map((one) => [one.name, one.value ?? one.data]));
 
@@ -298,7 +298,7 @@
         const { name, data } = event.match(/^event: (?<name>.*)\ndata: (?<data>.*)/m)?.groups ?? {};
         const value = data && parse(data);
         if (name === "chunk" && shown.textContent.length < shownText) {
-          shown.append(value.outputs.map((one) => one.text ?? written(one.json ?? one.data ?? null)).join(" "));
+          shown.append(value.outputs.map((one) => one.text ?? stringify(one.json ?? one.data ?? null)).join(" "));
         } else if (name === "error") {
           throw new Error(`${value.error.reason}: ${value.error.message}`);
         } else if (name === "done") {
@@ -325,7 +325,7 @@
       return make("div", { className: "picture" }, make("img", { alt: one.name, src: pictureOf(new Blob([bytes], { type: one.content_type })) }));
     }
     if (one.datatype === undefined) {
-      const text = one.text ?? (one.json !== undefined ? written(one.json, 2) : `${one.content_type}, ${Math.floor(one.data_base64.length * 3 / 4)} bytes`);
+      const text = one.text ?? (one.json !== undefined ? stringify(one.json, 2) : `${one.content_type}, ${Math.floor(one.data_base64.length * 3 / 4)} bytes`);
       return make("pre", { textContent: cut(text) });
     }
     const numbers = one.data.flat(Infinity);
@@ -341,7 +341,7 @@
     const head = `${one.datatype} [${one.shape.join(", ")}]`;
     const rest = numbers.length > shownElements ? `\nand ${numbers.length - shownElements} more elements` : "";
     const list = numbers.length > shownElements ? numbers.slice(0, shownElements) : nested(numbers, one.shape);
-    return make("pre", { textContent: cut(`${head}\n${written(list)}${rest}`) });
+    return make("pre", { textContent: cut(`${head}\n${stringify(list)}${rest}`) });
   }
 
   const cut = (text) => (text.length > shownText ? `${text.slice(0, shownText)}\nand ${text.length - shownText} more characters` : text);
@@ -447,7 +447,7 @@
       const [{ kind, type, data }] = parts;
       words.push(`-H ${quoted(`Content-Type: ${type}`)}`, kind === "file" ? `--data-binary ${quoted(`@${data.name}`)}` : `--data-raw ${quoted(data)}`);
     } else if (parts.every((one) => one.kind === "tensor" || one.kind === "text")) {
-      words.push("-H 'Content-Type: application/json'", `--data-raw ${quoted(written(byName(parts)))}`);
+      words.push("-H 'Content-Type: application/json'", `--data-raw ${quoted(stringify(byName(parts)))}`);
     } else {
       for (const one of parts) {
         const value = one.kind === "file" ? `@"${one.data.name}"` : `"${one.data.replace(/[\\"]/g, "\\$&")}"`;

@@ -30,7 +30,7 @@ func (s Settings) Validate() error {
 	limit, least := model.Size{Host: maxSize, Device: maxSize}, s.least()
 	switch {
 	case s.Capacity == model.Size{}:
-		return errors.New("models.capacity: is required: this runner does not say how much memory its models may take")
+		return errors.New("models.capacity: is required, because this runner reports no limit; set one, such as 1GiB")
 	case s.DefaultSize == model.Size{} || !fits(model.Size{}, s.DefaultSize) || !fits(s.DefaultSize, limit):
 		return fmt.Errorf("models.default_size: %+v is not the size of a model", s.DefaultSize)
 	case !fits(least, s.Capacity) || !fits(s.Capacity, limit):
