@@ -411,10 +411,10 @@ func (m *Mesh) gatewayURL(of func(*gateway.Gateway) string) string {
 // Stages describes the hosts that run in this process; there are none before Start has
 // returned.
 func (m *Mesh) Stages() []stagehost.Description {
-	p := m.parts.Load()
 	if !m.started.Load() {
 		return nil
 	}
+	p := m.parts.Load()
 	out := make([]stagehost.Description, len(p.hosts))
 	for i, h := range p.hosts {
 		out[i] = h.Describe()

@@ -113,8 +113,7 @@ func New(s Settings) (*Gateway, error) {
 	g.models, g.registry = &models{gateway: g}, registry.New(loadable)
 	s.Call.Specs = g.models.stageSpecs
 	s.Call.Adapt = func(r *request.Request, p pipeline.Pipeline, memory *budget.Account) (*request.Request, error) {
-		takes, isOpen := g.models.inputs(p)
-		return oip.Adapt(r, takes, isOpen, memory)
+		return oip.Adapt(r, g.models.inputs(p), memory)
 	}
 	g.placer = registry.NewPlacer(g.registry, g.membership)
 	g.router = route.New(g.pipelines, g.registry, g.placer)

@@ -58,9 +58,9 @@ func (m *models) Model(name string) (oip.Model, error) {
 	if p.HasBlocks() {
 		return m.graph(p).model, nil
 	}
-	last := m.specOf(p.Steps[len(p.Steps)-1])
-	takes, _ := m.inputs(p)
-	return oip.Model{Inputs: takes, Outputs: last.GetOutputs(), Keep: p.Keep, Streams: last.GetStream(), MaxRows: m.maxRows(p)}, nil
+	out, last := m.inputs(p), m.specOf(p.Steps[len(p.Steps)-1])
+	out.Outputs, out.Streams, out.MaxRows = last.GetOutputs(), last.GetStream(), m.maxRows(p)
+	return out, nil
 }
 
 // graph is a pipeline with blocks or keep, as a model.
@@ -112,14 +112,18 @@ func (m *models) graph(p pipeline.Pipeline) graph {
 	return out
 }
 
-// inputs returns the parts that callers of a pipeline send, as far as they are known, and whether others
-// may be sent too.
-func (m *models) inputs(p pipeline.Pipeline) (takes []*stagev1.PartSpec, isOpen bool) {
-	if p.HasBlocks() || len(p.Keep) > 0 {
+// inputs returns what a model has of the parts that callers of a pipeline send, also of those that only
+// conditions read.
+func (m *models) inputs(p pipeline.Pipeline) oip.Model {
+	switch {
+	case p.HasBlocks():
 		g := m.graph(p)
-		return g.inputs, g.model.IsOpen
+		return oip.Model{Inputs: g.inputs, IsOpen: g.model.IsOpen}
+	case len(p.Keep) > 0:
+		g := m.graph(p)
+		return oip.Model{Inputs: g.model.Inputs, Kept: g.inputs[len(g.model.Inputs):], Keep: p.Keep}
 	}
-	return m.inputsOf(p.Steps[0]), false
+	return oip.Model{Inputs: m.inputsOf(p.Steps[0])}
 }
 
 // inputsOf returns the inputs of a first step, by the names that callers use.

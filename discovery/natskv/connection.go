@@ -23,8 +23,10 @@ import (
 const (
 	// patience is how long a call waits for a store that is unavailable.
 	patience = 2 * time.Second
-	// answerTimeout is how long one request waits for its answer.
+	// answerTimeout is how long one request waits for its answer. A call makes up to maxLost of
+	// them on a connection that lasts, also after its patience: a busy broker answers late.
 	answerTimeout = 2 * time.Second
+	maxLost       = 3
 
 	pingEvery    = 2 * time.Second
 	maxPings     = 2
@@ -167,6 +169,22 @@ func (c *connection) onError(nc *nats.Conn, _ *nats.Subscription, err error) {
 			fail(denied)
 		}
 	}
+}
+
+// attempts decides how long a call repeats a request. It is for one goroutine.
+type attempts struct {
+	late time.Time
+	lost int
+}
+
+func newAttempts() *attempts { return &attempts{late: time.Now().Add(patience)} }
+
+// areOver reports whether an error that says that the store is unavailable is the call's.
+func (a *attempts) areOver(err error) bool {
+	if errors.Is(err, errLost) {
+		a.lost++
+	}
+	return time.Now().After(a.late) && (a.lost >= maxLost || !errors.Is(err, errLost))
 }
 
 // await returns the session, and waits up to patience for one.

@@ -134,12 +134,11 @@ func New(s Settings) (*Store, error) {
 // discovery.ErrInvalid, only if no connection is possible with the settings.
 func (s *Store) Run(ctx context.Context) error { return s.connection.run(ctx, s.settings) }
 
-// retry runs a request that needs a stream, and repeats it up to patience while the store
-// is unavailable.
+// retry runs a request that needs a stream, and repeats it while the store is unavailable.
 func (s *Store) retry(ctx context.Context, stream jetstream.StreamConfig, request func(ctx context.Context, on *session) error) error {
-	for late := time.Now().Add(patience); ; pause(ctx) {
+	for tried := newAttempts(); ; pause(ctx) {
 		err := s.once(ctx, stream, request)
-		if !errors.Is(err, discovery.ErrUnavailable) || ctx.Err() != nil || time.Now().After(late) {
+		if !errors.Is(err, discovery.ErrUnavailable) || ctx.Err() != nil || tried.areOver(err) {
 			return err
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
@@ -210,7 +209,7 @@ func (c *change) message(at epoch) *nats.Msg {
 
 // commit sends a change until it knows the outcome.
 func (s *Store) commit(ctx context.Context, c *change) (discovery.Revision, error) {
-	for late := time.Now().Add(patience); ; {
+	for tried := newAttempts(); ; {
 		revision, err := s.try(ctx, c)
 		switch {
 		case revision != 0:
@@ -220,7 +219,7 @@ func (s *Store) commit(ctx context.Context, c *change) (discovery.Revision, erro
 		case c.lost, errors.Is(err, errWrongSequence):
 			// An earlier try may have made the change.
 			c.check = true
-		case !errors.Is(err, discovery.ErrUnavailable), time.Now().After(late):
+		case !errors.Is(err, discovery.ErrUnavailable), tried.areOver(err):
 			return 0, err
 		}
 		if !errors.Is(err, errWrongSequence) {

@@ -22,28 +22,34 @@ func (steadyDialer) Dial(network, address string) (net.Conn, error) {
 	return &steadyConn{Conn: conn}, nil
 }
 
-// steadyBytes is the size of such a part.
-const steadyBytes = 256 << 10
+const (
+	// steadyBytes is the size of such a part.
+	steadyBytes = 256 << 10
+	// maxWrite bounds a whole write: the client does nothing else meanwhile.
+	maxWrite = 30 * time.Second
+)
 
 // steadyConn is a connection of a client, which writes by one goroutine at a time.
 type steadyConn struct {
 	net.Conn
 
-	// deadlineSet is when the write deadline was set last.
-	deadlineSet time.Time
+	// begun is when the client has set the deadline of this write, deadlineSet when it was moved last.
+	begun, deadlineSet time.Time
 }
 
 // SetWriteDeadline implements net.Conn.
 func (c *steadyConn) SetWriteDeadline(at time.Time) error {
-	c.deadlineSet = time.Now()
+	c.begun = time.Now()
+	c.deadlineSet = c.begun
 	return c.Conn.SetWriteDeadline(at)
 }
 
 // Write implements net.Conn.
 func (c *steadyConn) Write(data []byte) (written int, err error) {
 	for err == nil && written < len(data) {
-		if now := time.Now(); now.Sub(c.deadlineSet) > writeTimeout/5 {
-			_ = c.SetWriteDeadline(now.Add(writeTimeout)) // a closed connection fails below
+		if now := time.Now(); now.Sub(c.deadlineSet) > writeTimeout/5 && now.Sub(c.begun) < maxWrite-writeTimeout {
+			c.deadlineSet = now
+			_ = c.Conn.SetWriteDeadline(now.Add(writeTimeout)) // a closed connection fails below
 		}
 		var n int
 		n, err = c.Conn.Write(data[written:min(written+steadyBytes, len(data))])

@@ -16,7 +16,7 @@ func TestWritesLastAsLongAsTheyMove(t *testing.T) {
 		near, far := net.Pipe()
 		defer near.Close()
 		defer far.Close()
-		const parts = 8
+		const parts = 8 // in 20 s, less than maxWrite
 		go func() {
 			for range parts {
 				<-time.After(writeTimeout / 2)

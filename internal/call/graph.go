@@ -155,7 +155,7 @@ func (x *call) runGraph(ctx context.Context) (*request.Response, error) {
 	}
 	x.advance(ctx, func(now time.Time) graph.Actions {
 		g.machine = graph.New(g.pipeline, graph.Request{
-			ID: x.env.RequestID, Tenant: x.env.Tenant, Inputs: x.env.Parts, Parameters: x.request.Parameters, Metadata: x.request.Metadata, Deadline: x.env.Deadline, IsComplete: x.request.IsComplete,
+			ID: x.env.RequestID, Tenant: x.env.Tenant, Inputs: x.env.Parts, Parameters: x.request.options().Parameters, Metadata: x.request.Metadata, Deadline: x.env.Deadline, IsComplete: x.request.IsComplete,
 			StepDuration: func(step pipeline.StepName) time.Duration {
 				return x.service.averages.stepDuration(x.env.Pipeline, step)
 			},
@@ -492,7 +492,7 @@ func (x *call) endGraph(ctx context.Context, o *graph.Outcome) (*request.Respons
 	if o.Fault != nil {
 		return nil, o.Fault
 	}
-	names := x.request.Outputs
+	names := x.request.options().Outputs
 	if g.chunks > 0 && len(o.Outputs) == 0 {
 		names = nil
 	}

@@ -61,7 +61,7 @@ func (x *call) keepGraph(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	g.seq, err = x.service.results.PutGraph(ctx, &store.Graph{Request: x.env, Pipeline: g.pipeline, Parameters: x.request.Parameters, IsComplete: x.request.IsComplete}, 0)
+	g.seq, err = x.service.results.PutGraph(ctx, &store.Graph{Request: x.env, Pipeline: g.pipeline, Parameters: x.request.options().Parameters, IsComplete: x.request.IsComplete}, 0)
 	switch {
 	case err == nil:
 		return nil

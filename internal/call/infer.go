@@ -168,8 +168,8 @@ func (x *call) setPipeline(ctx context.Context, p *pipeline.Pipeline, memory *bu
 	}
 }
 
-// adaptAndCheck adapts the request by Settings.Adapt and checks it. The call takes over the adapted parameters
-// and outputs, and keeps the caller's inputs, which its idempotency key stands for.
+// adaptAndCheck adapts the request by Settings.Adapt and checks it. The call keeps the caller's request too,
+// which its idempotency key stands for.
 func (s *Service) adaptAndCheck(ctx context.Context, in place, id pipeline.RequestID, r *incoming, p *pipeline.Pipeline, begin time.Time) (*envelope.Envelope, *fault.Fault) {
 	if s.settings.Adapt == nil || len(r.Inputs) != 1 || !isDocument(r.Inputs[0]) || r.Passthrough {
 		return s.check(id, r.Request, p, begin)
@@ -178,11 +178,7 @@ func (s *Service) adaptAndCheck(ctx context.Context, in place, id pipeline.Reque
 	if err != nil {
 		return nil, fault.From(err)
 	}
-	if adapted != r.Request {
-		own := *r.Request
-		own.Parameters, own.Outputs = adapted.Parameters, adapted.Outputs
-		r.Request = &own
-	}
+	r.adapted = adapted
 	return s.check(id, adapted, p, begin)
 }
 
@@ -282,10 +278,15 @@ func (x *call) send() error {
 // models: the models of its steps. It takes no place of callers' requests.
 type incoming struct {
 	*request.Request
+	// adapted is the request with the inputs, parameters and outputs of a document; nil without one.
+	adapted *request.Request
 	// label is the pipeline's in metrics; empty for a shadow.
 	label        string
 	shadowModels map[pipeline.StepName]payload.ModelRef
 }
+
+// options returns the request with the parameters and outputs that count.
+func (r incoming) options() *request.Request { return cmp.Or(r.adapted, r.Request) }
 
 func (r incoming) isShadow() bool { return r.shadowModels != nil }
 

@@ -146,7 +146,7 @@ func (x *call) handleChunk(r *envelope.Reply) error {
 }
 
 func (x *call) response(r *envelope.Reply) (*request.Response, error) {
-	names := x.request.Outputs
+	names := x.request.options().Outputs
 	if x.emit != nil && r.Seq > 1 && len(r.Parts) == 0 {
 		names = nil // they came in chunks, which stages need not put together
 	}

@@ -48,6 +48,9 @@ func NewConnections(limit int64, authenticates bool) *Connections {
 // anonymousPart is which part of all connections may be anonymous: one in so many.
 const anonymousPart = 5
 
+// minAnonymous may wait although all connections are admitted, so that they are answered OVERLOADED.
+const minAnonymous = 32
+
 // Listen returns a listener whose connections count.
 func (c *Connections) Listen(l net.Listener) net.Listener { return countingListener{l, c} }
 
@@ -103,12 +106,12 @@ func (c *Connections) add(conn net.Conn) *countedConn {
 }
 
 // wait adds an anonymous connection, and returns the one that has to end for it, if any. Anonymous and
-// admitted connections together stay within the limit, but one anonymous connection may always wait.
+// admitted connections together stay within the limit, but minAnonymous may always wait.
 func (c *Connections) wait(conn *countedConn) (oldest *countedConn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	waiting := c.waiting.Len()
-	if waiting >= c.anonymous || waiting > 0 && int64(waiting)+c.admitted.Held() >= c.limit {
+	free := max(int(c.limit-c.admitted.Held()), minAnonymous)
+	if c.waiting.Len() >= min(c.anonymous, free) {
 		oldest = c.waiting.Remove(c.oldestOfMostLocked()).(*countedConn)
 		oldest.place = nil
 	}

@@ -221,7 +221,7 @@ func (r *registration) run(ctx context.Context, wanted []*meshv1.Model, aliases 
 		err = r.report(registrationOutcome{Alias: string(a.Name), Outcome: outcomeSet}, err)
 	}
 	_ = r.bar.Finish()
-	if !r.json && (err == nil || r.total > 1) {
+	if !r.json && (err == nil || len(r.counts) > 0) {
 		fmt.Fprintf(r.out, "%s registered, %d unchanged", count(r.counts[outcomeRegistered], "model"), r.counts[outcomeUnchanged])
 		if len(aliases) > 0 {
 			fmt.Fprintf(r.out, "; %d of %d aliases set", r.counts[outcomeSet], len(aliases))

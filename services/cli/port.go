@@ -12,6 +12,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
 	"os"
 	"strconv"
@@ -20,10 +21,11 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"google.golang.org/protobuf/types/known/durationpb"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	adminv1 "github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1"
 	"github.com/stagemesh/stagemesh/proto/gen/go/stagemesh/admin/v1/adminv1connect"
@@ -231,6 +233,8 @@ const (
 	handshakeTime = 10 * time.Second
 	// answerTime is for what a gateway answers at once.
 	answerTime = 15 * time.Second
+	// slowBytes is how much of a request a slow line takes in a second.
+	slowBytes = 256 << 10
 )
 
 // errSilent is returned when a port accepts a request and does not answer.
@@ -241,24 +245,37 @@ func withAnswerTimeout(ctx context.Context, within time.Duration) (context.Conte
 	return context.WithTimeoutCause(ctx, within, fmt.Errorf("%w within %s", errSilent, within))
 }
 
-// limitWait bounds the wait for each answer: answerTime, plus the wait or timeout that the request asks for.
-// Calls that take as long as their work have no bound.
+// answerLimit returns how long a call may be without the begin of an answer: answerTime, plus the wait or
+// timeout that the request asks for, and the time to send it. Calls that take as long as their work have no limit.
+func answerLimit(request any) (limit time.Duration, isLimited bool) {
+	limit = answerTime
+	switch in := request.(type) {
+	case *inferencev1.SubmitJobsRequest, *adminv1.EnsureLoadedRequest, *adminv1.SetAliasRequest:
+		return 0, false
+	case *inferencev1.InferRequest:
+		if in.GetTimeout() == nil {
+			return 0, false
+		}
+		limit += in.GetTimeout().AsDuration() + time.Duration(proto.Size(in)/slowBytes)*time.Second
+	case interface{ GetWait() *durationpb.Duration }: // GetResult, GetJob, ListJobs
+		limit += in.GetWait().AsDuration()
+	}
+	return limit, true
+}
+
+// limitWait applies answerLimit. An answer that has begun may take as long as it takes.
 func limitWait(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
-		var asked time.Duration
-		switch in := r.Any().(type) {
-		case *inferencev1.SubmitJobsRequest, *adminv1.EnsureLoadedRequest, *adminv1.SetAliasRequest:
+		limit, isLimited := answerLimit(r.Any())
+		if !isLimited {
 			return next(ctx, r)
-		case *inferencev1.InferRequest:
-			if asked = in.GetTimeout().AsDuration(); asked == 0 {
-				return next(ctx, r)
-			}
-		case interface{ GetWait() *durationpb.Duration }: // GetResult, GetJob, ListJobs
-			asked = in.GetWait().AsDuration()
 		}
-		within, cancel := withAnswerTimeout(ctx, asked+answerTime)
-		defer cancel()
-		response, err := next(within, r)
+		within, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		timer := time.AfterFunc(limit, func() { cancel(fmt.Errorf("%w within %s", errSilent, limit)) })
+		defer timer.Stop()
+		begun := &httptrace.ClientTrace{GotFirstResponseByte: func() { timer.Stop() }}
+		response, err := next(httptrace.WithClientTrace(within, begun), r)
 		if cause := context.Cause(within); err != nil && errors.Is(cause, errSilent) {
 			return nil, cause
 		}

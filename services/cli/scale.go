@@ -142,11 +142,16 @@ func (c *scaleCommand) execute(ctx context.Context, stage string, hosts uint32) 
 	cmd.Env = append(os.Environ(), "STAGEMESH_STAGE="+stage, "STAGEMESH_HOSTS="+n)
 	cmd.Stdout, cmd.Stderr = c.out, c.errOut
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a signal of the terminal comes once
-	kill := func(s syscall.Signal) error { return syscall.Kill(-cmd.Process.Pid, s) }
+	kill := func(s syscall.Signal) error {
+		if err := syscall.Kill(-cmd.Process.Pid, s); !errors.Is(err, syscall.ESRCH) {
+			return err
+		}
+		return os.ErrProcessDone
+	}
 	cmd.Cancel = func() error { return kill(syscall.SIGINT) }
 	cmd.WaitDelay = 5 * time.Second
 	err := cmd.Run()
-	if cmd.Process != nil && limited.Err() != nil {
+	if err != nil && cmd.Process != nil && limited.Err() != nil {
 		_ = kill(syscall.SIGKILL) // children that ignored SIGINT
 	}
 	if errors.Is(limited.Err(), context.DeadlineExceeded) {

@@ -26,6 +26,9 @@ stages:
   rows: {runner: {echo: {}}, inputs: [{name: x, datatype: FP32, shape: [-1, 4]}], outputs: [{name: x, datatype: FP32, shape: [-1, 4]}]}
   say: {runner: {echo: {}}, inputs: [{name: text, content_types: [text/plain]}, {name: words, datatype: BYTES, shape: [-1], optional: true}]}
   free: {runner: {echo: {}}}
+  note: {runner: {echo: {}}, inputs: [{name: x, datatype: FP32, shape: [-1, 4]}, {name: meta, content_types: [application/json], optional: true}]}
+  tell: {runner: {echo: {}}, inputs: [{name: text, content_types: [text/plain]}]}
+  style: {runner: {echo: {}}, inputs: [{name: text, content_types: [text/plain]}, {name: style, content_types: [text/plain], optional: true}]}
   any: {runner: {echo: {}}, inputs: [{name: doc, content_types: [application/json]}]}
 pipelines:
   Re-named_v1.5: {steps: [{name: r, stage: rows, inputs: {x: pixels}}]}
@@ -34,6 +37,8 @@ pipelines:
   chosen: {steps: [{name: r, stage: rows}, {name: s, switch: [{when: {part: mode, equals: echo}, steps: [{name: t, stage: say}]}, {else: []}]}]}
   number: {steps: [{name: s, switch: [{when: {part: mode, equals: 9007199254740993, any: true}, fail: {reason: INVALID_INPUT, message: it is the number}}, {else: [{name: r, stage: rows}]}]}]}
   kept: {keep: [text], steps: [{name: r, stage: rows}, {name: s, stage: say, inputs: {words: missing}}]}
+  noted: {keep: [meta], steps: [{name: r, stage: rows}, {name: n, stage: note}]}
+  styled: {keep: [style], steps: [{name: s, stage: tell}, {name: t, stage: style}]}
   asked: {steps: [{name: s, switch: [{when: {parameter: mode, equals: none}, fail: {reason: INVALID_INPUT, message: it is none}}, {else: [{name: r, stage: rows}]}]}]}
   open: {steps: [{name: try, try: {steps: [{name: r, stage: free}], else: [{name: f, stage: rows}]}}]}
 jobs: {pools: {main: {target: {pipelines: [Re-named_v1.5]}}}, queues: {nightly: {pool: main}}}
@@ -94,6 +99,8 @@ func TestDocumentsBecomeWhatTheStageTakes(t *testing.T) {
 		{"/v1/pipelines/both:infer", `{"inputs": [{"name": "x", ` + tensor + `}, {"name": "text", "data": ["hi"]}], "outputs": [{"name": "seen"}]}`, `the pipeline has no output \"seen\"`},
 		{"/v1/pipelines/asked:infer", `{"inputs": [{"name": "x", ` + tensor + `}], "parameters": {"mode": "none"}}`, `it is none`},
 		{"/v1/pipelines/kept:infer", `{"x": [1,2,3,6], "text": "hi"}`, `200 hi`},
+		{"/v1/pipelines/noted:infer", `{"x": [1,2,3,6]}`, row},
+		{"/v2/models/styled/generate", `{"text_input": "hi"}`, `"text":"hi"`},
 		{"/v1/pipelines/kept:infer", `{"x": [1,2,3,6], "word": "hi"}`, `word: is not an input; the model takes x, text`},
 		{"/v2/models/kept/generate", `{"x": [[1,2,3,6]], "text": "hi"}`, `"text":"hi"`},
 		{"/v1/pipelines/stage:say:infer", `{"x": 1}`, `send JSON such as {\"text\": \"text\"}`},

@@ -37,7 +37,8 @@ const (
 // generation is a request of the generate extension: an object whose members are the
 // model's inputs and the request's parameters.
 type generation struct {
-	takes []*stagev1.PartSpec
+	// takes are the inputs of the first step, kept those of later ones.
+	takes, kept []*stagev1.PartSpec
 	// isOpen is true where there may be other inputs.
 	isOpen  bool
 	request *request.Request
@@ -52,7 +53,7 @@ func generationOf(ctx context.Context, name string, text []byte, model Model, me
 	if err != nil {
 		return nil, err
 	}
-	out := &generation{takes: model.Inputs, isOpen: model.IsOpen, memory: memory, request: &request.Request{Pipeline: name, ByModel: true, Parameters: payload.Parameters{}}}
+	out := &generation{takes: model.Inputs, kept: model.Kept, isOpen: model.IsOpen, memory: memory, request: &request.Request{Pipeline: name, ByModel: true, Parameters: payload.Parameters{}}}
 	for _, field := range fields {
 		if err := out.take(field); err != nil {
 			return nil, err
@@ -72,10 +73,10 @@ func generationOf(ctx context.Context, name string, text []byte, model Model, me
 
 // take takes one member of the body. The model's own names come first.
 func (g *generation) take(f oipjson.Field) error {
-	at := g.find(f.Name)
+	spec := g.find(f.Name)
 	switch {
-	case at >= 0:
-		return g.input(f, g.takes[at])
+	case spec != nil:
+		return g.input(f, spec)
 	case f.Name == textKey:
 		return g.text(f)
 	case f.Name == idKey:
@@ -97,10 +98,8 @@ func (g *generation) take(f oipjson.Field) error {
 	return g.parameter(f.Name, value)
 }
 
-// find returns the index of the input of that name, or -1.
-func (g *generation) find(name string) int {
-	return slices.IndexFunc(g.takes, func(p *stagev1.PartSpec) bool { return p.GetName() == name })
-}
+// find returns the input of that name, nil if there is none.
+func (g *generation) find(name string) *stagev1.PartSpec { return specOf(name, g.takes, g.kept) }
 
 func (g *generation) parameters(f oipjson.Field) error {
 	all, err := f.Parameters()
@@ -146,9 +145,9 @@ func (g *generation) inputNames() string {
 	if len(g.takes) == 0 {
 		return "the model's inputs are not known, so send " + textKey + ", or use infer"
 	}
-	names := make([]string, len(g.takes))
-	for i, spec := range g.takes {
-		names[i] = spec.GetName()
+	var names []string
+	for _, spec := range slices.Concat(g.takes, g.kept) {
+		names = append(names, spec.GetName())
 	}
 	return "the model takes " + strings.Join(names, ", ")
 }
@@ -232,13 +231,13 @@ func wrongInput(field, format string, args ...any) error {
 // that this has by name, as text, numbers, booleans and lists, or as tensors that may lack datatype
 // and shape. A request whose model takes it, or takes JSON, or is not known stays as it is, and so does one
 // with other names where the model is open.
-func Adapt(r *request.Request, takes []*stagev1.PartSpec, isOpen bool, memory *budget.Account) (*request.Request, error) {
+func Adapt(r *request.Request, model Model, memory *budget.Account) (*request.Request, error) {
 	document := r.Inputs[0].Blob
 	isPacked := msgpack.Is(document.ContentType)
 	takesIt := func(spec *stagev1.PartSpec) bool {
 		return takesDocument(spec, payload.IsJSON, payload.JSONType) || isPacked && takesDocument(spec, msgpack.Is, msgpack.Type)
 	}
-	if len(takes) == 0 || slices.ContainsFunc(takes, takesIt) {
+	if len(model.Inputs) == 0 || slices.ContainsFunc(model.Inputs, takesIt) {
 		return r, nil
 	}
 	out := *r
@@ -249,10 +248,10 @@ func Adapt(r *request.Request, takes []*stagev1.PartSpec, isOpen bool, memory *b
 		defer release()
 	}
 	if err == nil {
-		err = adapt(&out, text, &generation{takes: takes, isOpen: isOpen, memory: memory, request: &out})
+		err = adapt(&out, text, &generation{takes: model.Inputs, kept: model.Kept, isOpen: model.IsOpen, memory: memory, request: &out})
 	}
 	f := fault.From(err)
-	if body := bodyOf(takes); err != nil && body != "" && (f.Reason == fault.InvalidInput || f.Reason == fault.InvalidRequest) {
+	if body := bodyOf(slices.Concat(model.Inputs, model.Kept)); err != nil && body != "" && (f.Reason == fault.InvalidInput || f.Reason == fault.InvalidRequest) {
 		return nil, fault.Newf(f.Reason, "%s; send JSON such as %s", f.Message, body).WithViolation("inputs", "%s", f.Message)
 	}
 	return &out, err
@@ -266,9 +265,9 @@ func adapt(out *request.Request, text []byte, g *generation) error {
 	}
 	whole := out.Inputs
 	out.Inputs = nil
-	isInputs := func(f oipjson.Field) bool { return f.Name == "inputs" && g.find(f.Name) < 0 }
+	isInputs := func(f oipjson.Field) bool { return f.Name == "inputs" && g.find(f.Name) == nil }
 	if slices.ContainsFunc(fields, isInputs) {
-		in, err := oipjson.DecodeKnown(text, known(g.takes), g.memory)
+		in, err := oipjson.DecodeKnown(text, known(g.takes, g.kept), g.memory)
 		if err != nil {
 			return err
 		}
@@ -280,23 +279,22 @@ func adapt(out *request.Request, text []byte, g *generation) error {
 			return err
 		}
 		for i, part := range out.Inputs {
-			at := g.find(part.Name)
-			if out.Inputs[i], err = oipcodec.AsBlob(part, at >= 0 && g.takes[at].GetBlob() != nil); err != nil {
+			if out.Inputs[i], err = oipcodec.AsBlob(part, g.find(part.Name).GetBlob() != nil); err != nil {
 				return fault.InField(fault.InvalidInput, payload.Path("inputs", i, part.Name), "%w", err)
 			}
 		}
 		return nil
 	}
 	for _, field := range fields {
-		at := g.find(field.Name)
+		spec := g.find(field.Name)
 		switch {
-		case at < 0 && g.isOpen:
+		case spec == nil && g.isOpen:
 			out.Inputs = whole
 			return nil
-		case at < 0:
+		case spec == nil:
 			return wrongInput(field.Name, "is not an input; %s", g.inputNames())
 		}
-		if err := g.input(field, g.takes[at]); err != nil {
+		if err := g.input(field, spec); err != nil {
 			return err
 		}
 	}
@@ -307,16 +305,13 @@ func adapt(out *request.Request, text []byte, g *generation) error {
 }
 
 // known returns the datatypes and shapes of inputs; a blob is one element of BYTES.
-func known(takes []*stagev1.PartSpec) oipjson.Known {
+func known(of ...[]*stagev1.PartSpec) oipjson.Known {
 	return func(name string) (tensor.Datatype, []int64) {
-		at := (&generation{takes: takes}).find(name)
-		if at < 0 {
-			return "", nil
-		}
-		if takes[at].GetBlob() != nil {
+		spec := specOf(name, of...)
+		if spec.GetBlob() != nil {
 			return tensor.Bytes, []int64{1}
 		}
-		t := takes[at].GetTensor()
+		t := spec.GetTensor()
 		return tensor.Datatype(t.GetDatatype()), t.GetShape()
 	}
 }

@@ -293,7 +293,7 @@ func (h *rest) readRequest(w http.ResponseWriter, r *http.Request, name string, 
 	if err != nil {
 		return nil, as, err
 	}
-	in, err := oipjson.DecodeKnown(text, known(model.Inputs), memory)
+	in, err := oipjson.DecodeKnown(text, known(model.Inputs, model.Kept), memory)
 	if err != nil {
 		return nil, as, err
 	}

@@ -58,9 +58,10 @@ type Models interface {
 type Model struct {
 	// Inputs have the names that callers give them.
 	Inputs, Outputs []*stagev1.PartSpec
-	// Keep are the names of inputs that callers may add for later steps. IsOpen is true where they may add
-	// any: a block comes first, whose steps may take them.
+	// Keep are the names of inputs that callers may add for later steps, Kept those of them that are
+	// known. IsOpen is true where they may add any: a block comes first, whose steps may take them.
 	Keep   []string
+	Kept   []*stagev1.PartSpec
 	IsOpen bool
 	// MaxRows is how many rows a request may have; 0 where it has no axis for them. Streams is true
 	// if it is answered in chunks.
@@ -71,9 +72,8 @@ type Model struct {
 // input returns the input of that name: nil where the inputs are not known, and for one that a
 // later step takes. Any other name is INVALID_INPUT.
 func (m Model) input(i int, name string) (*stagev1.PartSpec, error) {
-	at := slices.IndexFunc(m.Inputs, func(p *stagev1.PartSpec) bool { return p.GetName() == name })
-	if at >= 0 {
-		return m.Inputs[at], nil
+	if spec := specOf(name, m.Inputs, m.Kept); spec != nil {
+		return spec, nil
 	}
 	if len(m.Inputs) == 0 || m.IsOpen || slices.Contains(m.Keep, name) {
 		return nil, nil
@@ -83,6 +83,18 @@ func (m Model) input(i int, name string) (*stagev1.PartSpec, error) {
 		names[i] = spec.GetName()
 	}
 	return nil, fault.InField(fault.InvalidInput, payload.Path("inputs", i, name), "the model has no input of this name; it takes %s", strings.Join(append(names, m.Keep...), ", "))
+}
+
+// specOf returns the spec of that name, nil if there is none.
+func specOf(name string, of ...[]*stagev1.PartSpec) *stagev1.PartSpec {
+	for _, specs := range of {
+		for _, spec := range specs {
+			if spec.GetName() == name {
+				return spec
+			}
+		}
+	}
+	return nil
 }
 
 // Indexed is a model in the index of the repository.

@@ -228,7 +228,7 @@
     if (isAlone(parts)) {
       return { type: parts[0].type, body: parts[0].data };
     }
-    if (parts.every((one) => one.kind === "tensor" || one.kind === "text")) {
+    if (isDocument(parts)) {
       return { type: "application/json", body: stringify(byName(parts)) };
     }
     if (parts.some((one) => one.kind === "tensor")) {
@@ -243,6 +243,9 @@
 
   // isAlone reports whether the body is the one input, which needs no name.
   const isAlone = (parts) => fields.length === 1 && parts.length === 1 && parts[0].kind !== "tensor";
+
+  // isDocument reports whether the body is JSON with the inputs by name: tensors have no other form here.
+  const isDocument = (parts) => parts.some((one) => one.kind === "tensor") && parts.every((one) => one.kind === "tensor" || one.kind === "text");
 
   // parse and stringify keep integers that a double cannot hold, in browsers that support it.
   const parse = (text) => JSON.parse(text, (_, value, context) => (Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "") ? BigInt(context.source) : value));
@@ -446,7 +449,7 @@
     if (isAlone(parts)) {
       const [{ kind, type, data }] = parts;
       words.push(`-H ${quoted(`Content-Type: ${type}`)}`, kind === "file" ? `--data-binary ${quoted(`@${data.name}`)}` : `--data-raw ${quoted(data)}`);
-    } else if (parts.every((one) => one.kind === "tensor" || one.kind === "text")) {
+    } else if (isDocument(parts)) {
       words.push("-H 'Content-Type: application/json'", `--data-raw ${quoted(stringify(byName(parts)))}`);
     } else {
       for (const one of parts) {
@@ -501,7 +504,7 @@
     const value = (one) => ({
       file: () => `await readFile(${JSON.stringify(one.data.name)})`,
       text: () => JSON.stringify(one.data),
-      json: () => literal(one.value, false),
+      json: () => literal(JSON.parse(one.data), false), // the client takes no bigint in a document
       tensor: () => `new Tensor("${one.datatype}", ${literal([one.value].flat(Infinity), false)}, ${literal(extents(one.value), false)})`,
     })[one.kind]();
     const call = `(${JSON.stringify(spec.pipeline)}, {${parts.map((one) => ` ${JSON.stringify(one.name)}: ${value(one)}`).join(",")} })`;
