@@ -169,6 +169,9 @@ func (f gatewayFlags) run(ctx context.Context, cmd *cobra.Command) error {
 		return err
 	}
 	file := p.File
+	if err := file.Gateway.Admin.Validate(); err != nil && cmd.Flags().Lookup("admin").Value.String() != "" {
+		return fmt.Errorf("--admin: %w", err)
+	}
 	if err := config.NotNegative("--drain-delay", f.drainDelay); err != nil {
 		return err
 	}
