@@ -240,7 +240,6 @@ func (b *Bus) options() []nats.Option {
 		nats.MaxPingsOutstanding(maxPings),
 		nats.FlusherTimeout(writeTimeout),
 		nats.SetCustomDialer(steadyDialer{}),
-		nats.SkipHostLookup(), // the dialer does that, within one timeout
 		nats.CustomReconnectDelay(func(int) time.Duration { return credentials.ReconnectDelay(b.lastRefusal()) }),
 		nats.ConnectHandler(func(*nats.Conn) { b.onConnect() }),
 		nats.ReconnectHandler(func(*nats.Conn) {

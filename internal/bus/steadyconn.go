@@ -13,9 +13,12 @@ type steadyDialer struct{}
 
 var _ nats.CustomDialer = steadyDialer{}
 
+// dialTimeout is for one of the addresses that the broker's name has, which the client tries in turn.
+const dialTimeout = time.Second
+
 // Dial implements nats.CustomDialer.
 func (steadyDialer) Dial(network, address string) (net.Conn, error) {
-	conn, err := net.DialTimeout(network, address, nats.DefaultTimeout)
+	conn, err := net.DialTimeout(network, address, dialTimeout)
 	if err != nil {
 		return nil, err
 	}

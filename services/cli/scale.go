@@ -154,7 +154,7 @@ func (c *scaleCommand) execute(ctx context.Context, stage string, hosts uint32) 
 	if err != nil && cmd.Process != nil && limited.Err() != nil {
 		_ = kill(syscall.SIGKILL) // children that ignored SIGINT
 	}
-	if errors.Is(limited.Err(), context.DeadlineExceeded) {
+	if err != nil && errors.Is(limited.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("it took more than %s: %w", c.timeout, err)
 	}
 	return err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -169,7 +170,8 @@ func (f gatewayFlags) run(ctx context.Context, cmd *cobra.Command) error {
 		return err
 	}
 	file := p.File
-	if err := file.Gateway.Admin.Validate(); err != nil && cmd.Flags().Lookup("admin").Value.String() != "" {
+	err = file.Gateway.Admin.Validate()
+	if err != nil && strings.HasPrefix(err.Error(), "listen: ") && cmd.Flags().Lookup("admin").Value.String() != "" {
 		return fmt.Errorf("--admin: %w", err)
 	}
 	if err := config.NotNegative("--drain-delay", f.drainDelay); err != nil {

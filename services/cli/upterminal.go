@@ -59,7 +59,7 @@ func (h *terminalHandler) Handle(ctx context.Context, r slog.Record) error {
 		if trace == "" {
 			trace = text["error"]
 		}
-		h.screen.isShown = h.screen.isShown || strings.Contains(trace+text["error"], h.screen.cause)
+		h.screen.isShown = h.screen.isShown || strings.Contains(trace+text["error"], strings.TrimRight(h.screen.cause, ": "))
 		return h.screen.write(text, trace)
 	case text["state"] == "STARTUP" && text["message"] != "":
 		return h.screen.write(text, text["message"])

@@ -220,6 +220,9 @@
       }
       out.push(one);
     }
+    if (out.length === 0) {
+      throw new Error("Give at least one input.");
+    }
     return out;
   }
 
