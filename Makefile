@@ -46,7 +46,7 @@ UNITS         = $(filter-out $(addprefix %,$(ALONE:.%=%)),$(shell go list $(PACK
 # What runs whole meshes and programs, or needs a tool that takes long to build: quick
 # leaves them to test-race.
 WORKERS      := ./test/meshtest/workers
-SLOW         := %/bench/compare %/test/librarytest %/test/meshtest %/test/meshtest/workers %/services/cli %/services/cmd/stagemesh %/internal/worker %/discovery/consul %/services/onnx %/examples/ocr %/test/modelstest
+SLOW         := %/bench/compare %/test/librarytest %/test/meshtest %/test/meshtest/workers %/services/cli %/services/cmd/stagemesh %/internal/worker %/discovery/consul %/services/onnx %/examples/modelmesh %/examples/ocr %/test/modelstest
 # Packages that test-race runs without the race detector: checks of files and documents, pure computations, and
 # models in Python. Their goroutines share next to nothing that the tests of other packages do not cover.
 PLAIN := $(addprefix %/,bench/chart bench/suite examples/ocr internal/clientgen internal/graph internal/importtriton \
