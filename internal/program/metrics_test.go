@@ -71,11 +71,14 @@ func record(t *testing.T, tel *Metrics) {
 		t.Fatal(err)
 	}
 	histogram.Record(t.Context(), 0.75, with)
-	_, err = meter.Int64ObservableGauge("stagemesh.gateway.pending_calls", metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
-		o.Observe(5)
-		return nil
-	}))
+	pending, err := meter.Int64ObservableGauge("stagemesh.gateway.pending_calls")
 	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		o.ObserveInt64(pending, 5)
+		return nil
+	}, pending); err != nil {
 		t.Fatal(err)
 	}
 }
