@@ -59,6 +59,7 @@ EXPECTED = {
     "an output is named once": ("ST202", "", "is named twice"),
     "fields of a form are short": ("ST202", "/v1/files", "limit of 1024 bytes"),
     "characters have several bytes": ("ST202", "", "at most 256 bytes"),
+    "a job is for a pipeline, or for a path of an HTTP target": ("ST202", "/v1/queues", "leave one out"),
     "a deadline lies ahead": ("ST202", "/v1/queues", " has passed"),
     "a form has a field for each element of a list": ("ST202", "form-data", "the body is empty|two inputs are named"),
     "fields of a form are text": ("ST201", "form-data", "in body.*violates `type`"),
