@@ -138,12 +138,7 @@ func (p *parts) waitHosts(ctx context.Context) error {
 func (m *Mesh) reserve() meshfile.Reserve {
 	var queues []stagehost.QueueSettings
 	for _, s := range m.stages {
-		queues = append(queues, s.Queue)
-		for range s.Runners {
-			if s.Models != nil {
-				queues = append(queues, s.OwnQueue())
-			}
-		}
+		queues = append(queues, s.Queues(len(s.Runners))...)
 	}
 	return meshfile.ReserveOf(queues, m.settings.Results, m.settings.DeadLetters, m.settings.Idempotency).Registry(m.registryConfig()).Jobs(m.settings.Jobs)
 }

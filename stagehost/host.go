@@ -259,7 +259,7 @@ func (h *Host) configureModels() error {
 		Mesh: s.Mesh, Stage: s.Stage, Host: s.Host, Loader: loader, MaxBatch: s.Batch.MaxSize, Cache: s.Models.cache(loader.ModelLimits()),
 		Table: r.Models, Live: live, Watcher: r.Watcher, Hosts: r.Table,
 		StageContract: h.contract, SpecToProto: specToProto, IsLeaving: h.status.isLeaving,
-		Pull:    func(name pipeline.StageName) (*bus.Puller, error) { return h.newPuller(name, s.OwnQueue()) },
+		Pull:    func(name pipeline.StageName) (*bus.Puller, error) { return h.newPuller(name, s.ownQueue()) },
 		Metrics: h.metrics, Logger: s.Logger,
 	})
 	return err
@@ -301,7 +301,7 @@ func (h *Host) connect() error {
 	h.items = h.newItems()
 	err = h.pull(h.settings.Stage, h.settings.Queue)
 	if err == nil && h.models != nil && slices.Contains(h.settings.Queue.Durabilities, pipeline.Memory) {
-		err = h.pull(pipeline.HostQueue(h.settings.Stage, h.settings.Host), h.settings.OwnQueue())
+		err = h.pull(pipeline.HostQueue(h.settings.Stage, h.settings.Host), h.settings.ownQueue())
 	}
 	if err == nil {
 		h.stopCancels, err = conn.ServeCancels(h.items.ReceiveCancel)

@@ -212,9 +212,19 @@ type QueueSettings struct {
 	Version int `yaml:"version"`
 }
 
-// OwnQueue returns the settings of a host's own queue, where the stage loads models. It is in
+// Queues returns the queues of the stage with so many hosts: its own, and one for each host where it loads
+// models.
+func (c Config) Queues(hosts int) []QueueSettings {
+	out := []QueueSettings{c.Queue}
+	if c.Models != nil {
+		out = append(out, slices.Repeat([]QueueSettings{c.ownQueue()}, hosts)...)
+	}
+	return out
+}
+
+// ownQueue returns the settings of a host's own queue, where the stage loads models. It is in
 // memory: what is on file there would wait for a host that died.
-func (c Config) OwnQueue() QueueSettings {
+func (c Config) ownQueue() QueueSettings {
 	q := c.withDefaults().Queue
 	q.Durabilities = []pipeline.Durability{pipeline.Memory}
 	q.MaxItems, q.MaxBytes = min(q.MaxItems, ownMaxItems), min(q.MaxBytes, ownMaxBytes)

@@ -440,11 +440,7 @@ func (f *File) validateOwnBroker() error {
 	}
 	var queues []stagehost.QueueSettings
 	for _, name := range f.StageNames() {
-		s := f.Stages[name]
-		queues = append(queues, s.Queue)
-		if s.Models != nil {
-			queues = append(queues, slices.Repeat([]stagehost.QueueSettings{s.OwnQueue()}, max(1, s.Hosts))...)
-		}
+		queues = append(queues, f.Stages[name].Queues(max(1, f.Stages[name].Hosts))...)
 	}
 	reserved := ReserveOf(queues, f.Results, f.DeadLetters, f.Idempotency).Registry(f.Registry).Jobs(f.Jobs)
 	switch most := cmp.Or(f.NATS.MaxPayload, DefaultBrokerPayload); {

@@ -68,7 +68,7 @@ const maxDocument = 4 * openapi.DefaultMaxBytes
 
 // readMesh returns what the port shows its callers of the pipelines.
 func readMesh(ctx context.Context, client clients) (clientgen.Mesh, error) {
-	ctx, cancel := withAnswerTimeout(ctx, answerTime)
+	ctx, cancel := context.WithTimeoutCause(ctx, answerTime, noAnswer(answerTime))
 	defer cancel()
 	response, err := client.send(ctx, http.MethodGet, openapi.DocumentPath, nil, nil)
 	if err == nil {

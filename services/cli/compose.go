@@ -80,23 +80,24 @@ func composeFile(file *meshfile.File, path string) ([]byte, error) {
 	if len(file.Jobs.Queues) > 0 {
 		data.Dispatchers = []composeService{composeServiceOf("dispatcher", "stagemesh", "dispatcher", drain)}
 	}
-	for _, stage := range file.StageNames() {
-		if slices.Contains([]string{"gateway", "nats", "dispatcher"}, stage) {
-			return nil, file.At(fmt.Errorf("stage %q has the name of another service of the compose file; rename it", stage), "stages", stage)
+	for _, name := range file.StageNames() {
+		stage := file.Stages[name]
+		if slices.Contains([]string{"gateway", "nats", "dispatcher"}, name) {
+			return nil, file.At(fmt.Errorf("stage %q has the name of another service of the compose file; rename it", name), "stages", name)
 		}
-		image, err := imageOf(file.Stages[stage])
+		image, err := imageOf(stage)
 		if err != nil {
 			return nil, err
 		}
-		workers, err := workerSettingsOf(file.Stages[stage])
+		workers, err := workerSettingsOf(stage)
 		if err != nil {
 			return nil, err
 		}
-		drain := cmp.Or(file.Stages[stage].DrainTimeout, stagehost.DefaultDrainTimeout)
-		if _, hasModels := file.Stages[stage].Runner["onnx_models"]; hasModels || file.Stages[stage].Models != nil {
+		drain := cmp.Or(stage.DrainTimeout, stagehost.DefaultDrainTimeout)
+		if _, hasModels := stage.Runner["onnx_models"]; hasModels || stage.Models != nil {
 			drain += drain / 2 // before it drains, a host moves its models for at most half of drain_timeout
 		}
-		s := composeServiceOf(stage, image, "stage, "+stage, drain+max(0, workers.StopLimit-worker.DefaultStopLimit))
+		s := composeServiceOf(name, image, "stage, "+name, drain+max(0, workers.StopLimit-worker.DefaultStopLimit))
 		s.GPUs = slices.ContainsFunc(workers.Replicas, func(r runners.WorkerReplica) bool { return len(r.Devices) > 0 })
 		data.Stages = append(data.Stages, s)
 	}

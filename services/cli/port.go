@@ -240,10 +240,8 @@ const (
 // errSilent is returned when a port accepts a request and does not answer.
 var errSilent = errors.New("no answer")
 
-// withAnswerTimeout returns a context that ends with errSilent after that time.
-func withAnswerTimeout(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, within, fmt.Errorf("%w within %s", errSilent, within))
-}
+// noAnswer returns errSilent with the time that was waited.
+func noAnswer(within time.Duration) error { return fmt.Errorf("%w within %s", errSilent, within) }
 
 // answerLimit returns how long a call may be without the begin of an answer: answerTime, plus the wait or
 // timeout that the request asks for, and the time to send it. Calls that take as long as their work have no limit.
@@ -272,7 +270,7 @@ func limitWait(next connect.UnaryFunc) connect.UnaryFunc {
 		}
 		within, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
-		timer := time.AfterFunc(limit, func() { cancel(fmt.Errorf("%w within %s", errSilent, limit)) })
+		timer := time.AfterFunc(limit, func() { cancel(noAnswer(limit)) })
 		defer timer.Stop()
 		begun := &httptrace.ClientTrace{GotFirstResponseByte: func() { timer.Stop() }}
 		response, err := next(httptrace.WithClientTrace(within, begun), r)

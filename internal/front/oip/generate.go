@@ -37,7 +37,7 @@ const (
 // generation is a request of the generate extension: an object whose members are the
 // model's inputs and the request's parameters.
 type generation struct {
-	// takes are the inputs of the first step, kept those of later ones.
+	// takes are the inputs of the first step, kept what later ones read of the caller.
 	takes, kept []*stagev1.PartSpec
 	// isOpen is true where there may be other inputs.
 	isOpen  bool

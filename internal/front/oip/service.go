@@ -58,8 +58,8 @@ type Models interface {
 type Model struct {
 	// Inputs have the names that callers give them.
 	Inputs, Outputs []*stagev1.PartSpec
-	// Keep are the names of inputs that callers may add for later steps, Kept those of them that are
-	// known. IsOpen is true where they may add any: a block comes first, whose steps may take them.
+	// Keep are the names of inputs that callers may add for later steps, Kept the known ones among
+	// them. IsOpen is true where they may add any: a block comes first, whose steps may take them.
 	Keep   []string
 	Kept   []*stagev1.PartSpec
 	IsOpen bool

@@ -108,11 +108,11 @@ func (l *Loop) nak(it *Item) {
 		return
 	}
 	it.span().AddEvent("returned")
-	l.settleWith(it, func(d bus.Delivery) error { return it.nakUnlessCrashed(d, 0) }, queued, running, sending)
+	l.settleWith(it, func(d bus.Delivery) error { return it.nakWithoutCrash(d, 0) }, queued, running, sending)
 }
 
-// nakUnlessCrashed naks a delivery of the item, unless its run crashed.
-func (it *Item) nakUnlessCrashed(d bus.Delivery, delay time.Duration) error {
+// nakWithoutCrash naks a delivery of the item, unless its run crashed.
+func (it *Item) nakWithoutCrash(d bus.Delivery, delay time.Duration) error {
 	if it.crashes > 0 {
 		return nil
 	}

@@ -490,7 +490,7 @@ func returnDelay(deliveries int, remaining time.Duration) time.Duration {
 func (l *Loop) giveBack(it *Item) {
 	delay := returnDelay(it.delivery.Deliveries, time.Until(it.env.Deadline))
 	it.span().AddEvent("returned")
-	l.settleWith(it, func(d bus.Delivery) error { return it.nakUnlessCrashed(d, delay) }, queued, sending)
+	l.settleWith(it, func(d bus.Delivery) error { return it.nakWithoutCrash(d, delay) }, queued, sending)
 }
 
 // Overflow ends an item that has no place here. A durable one returns to its queue.

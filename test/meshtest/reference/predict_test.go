@@ -198,7 +198,7 @@ pipelines:
   count: {steps: [{name: c, stage: count}]}
 `
 
-// An input beside an optional one has its name, and whole numbers beyond those of a double stay as they are.
+// An input beside an optional one has its name, and whole numbers that a double cannot hold stay as they are.
 func TestPredictPageKeepsNamesAndWholeNumbers(t *testing.T) {
 	t.Parallel()
 	m := meshtest.Start(t, meshtest.FromFile(t, meshtest.Parse(t, named), stagemesh.FileSettings{}))
